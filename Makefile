@@ -1,0 +1,57 @@
+.DEFAULT_GOAL := help
+.PHONY: help install format lint types unit test test-full check demo docs bench clean
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.stamp ## Make .venv with tmover, torch and the tools
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is missing or older than 3.10; name another with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { [ "$$(id -u)" = 0 ] && \
+	  apt-get update -qq && apt-get install -y -qq python3-venv; } || \
+	  { echo "error: $(PYTHON) cannot make environments; as root: apt-get install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt setuptools wheel
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+format: install ## Rewrite the code to style
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+lint: install ## Check style, layers and complexity
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/lint-imports
+
+types: install ## Check types
+	$(BIN)/mypy
+
+unit: install ## Run the unit tests (no job, no controller)
+	$(PYTEST) tests/unit --doctest-modules src --timeout 60
+
+test: install ## Run every test that fits in eight minutes on two cores
+	$(PYTEST) tests -m 'not full'
+
+test-full: install ## Run all tests
+	$(PYTEST) tests
+
+check: lint types unit ## Everything but the long tests
+
+demo: install ## Watch a job survive a move and the loss of rank 0 (under 4 minutes)
+	$(BIN)/tmover demo
+
+docs: install ## Regenerate docs/cli.md and the diagram of phases
+	PYTHONPATH=tests $(BIN)/python -m documents
+
+bench: install ## Measure the communicator against gloo
+	$(BIN)/python -m bench
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m tmover`: the command line."""
+
+from tmover.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""`tmover run`: one per node, between the controller and the node's workers. Imports no torch."""

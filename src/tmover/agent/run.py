@@ -1,0 +1,285 @@
+"""The agent's loop: one thread, one poller, between the controller and the workers of one node.
+
+The workers are started at once, before there is any socket: they import while the agent joins. Who
+they are is the controller's to say (`Welcome`); a later `Welcome` with a higher launch number means
+that they are ended and started afresh. An agent whose workers are gone says so (`Exited`) and waits
+for what the controller makes of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from typing import NamedTuple
+
+import zmq
+
+from tmover import wire
+from tmover.agent.crew import Loss
+from tmover.agent.launcher import Launcher
+from tmover.agent.signals import SignalPipe
+from tmover.agent.team import Team
+from tmover.agent.uplink import Uplink
+from tmover.config import AgentEnvironment, Config
+from tmover.core.events import (
+    Abort,
+    Answered,
+    Arm,
+    Assign,
+    Done,
+    Exited,
+    Joined,
+    Launched,
+    Prepare,
+    Probe,
+    Revoke,
+    Start,
+    Stop,
+    Welcome,
+)
+from tmover.errors import ConfigError, ControllerUnavailable, Refused
+from tmover.process import adopt_orphans, descendants, send_signal
+
+logger = logging.getLogger(__name__)
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_RELAYED = (Start, Prepare, Arm, Abort, Revoke, Assign, Done)
+_FLUSH_S = 1.0
+
+
+class Exit(NamedTuple):
+    """How the agent ends."""
+
+    code: int
+    reason: str
+
+
+def run(place: AgentEnvironment, config: Config, launcher: Launcher, joined: Joined) -> Exit:
+    """Serve the job on this node until its part is over. Leaves no process behind.
+
+    Raises `ConfigError`, `ControllerUnavailable` or `Refused` if it cannot join the job.
+    """
+    adopt_orphans()
+    team = Team(launcher, joined, config.agent)
+    with SignalPipe(_PASSED_ON) as signals:
+        team.start()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        uplink = Uplink(place, joined, config.agent, context)
+        try:
+            team.listen(context)
+            return Agent(config, joined, team=team, uplink=uplink, context=context).serve(signals)
+        finally:
+            team.end()
+            launcher.close()
+            end_children()
+            uplink.close()
+            context.destroy(linger=0)
+
+
+class Agent:
+    """Relays between controller and workers, and sees to it that both know of each other's end."""
+
+    def __init__(
+        self,
+        config: Config,
+        joined: Joined,
+        *,
+        team: Team,
+        uplink: Uplink,
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        self._config = config.agent
+        self._fence_after_s = config.worker.fence_after_s
+        self._joined = joined
+        self._team = team
+        self._uplink = uplink
+        self._context = context
+        self._greeting: wire.Greeting | None = None
+        self._welcome: Welcome | None = None
+        self._launched = False
+        self._loss: Loss | None = None
+        self._stop: Stop | None = None
+        self._signal: int | None = None
+        self._exit: Exit | None = None
+        self._started_at = self._watch_at = time.monotonic()
+        self._stop_by = math.inf
+
+    def serve(self, signals: SignalPipe) -> Exit:
+        """Serve until the end."""
+        while self._exit is None:
+            ready = self._wait(signals)
+            now = time.monotonic()
+            for number in signals.take():
+                self._on_signal(number)
+            self._hear_workers()
+            if now >= self._watch_at or not ready.isdisjoint(self._team.descriptors):
+                self._watch_at = now + self._config.watch_s
+                self._look_after_workers(now)
+            for message in self._uplink.receive(now):
+                self._on_message(message, now)
+            self._uplink.tick(now, self._team.heartbeat())
+            self._mind_the_time(now)
+        return self._exit
+
+    def _wait(self, signals: SignalPipe) -> set[object]:
+        """Wait until something can be done; return the sockets and descriptors that are ready."""
+        poller = zmq.Poller()
+        poller.register(signals.fileno(), zmq.POLLIN)
+        for source in (*self._uplink.sockets, *self._team.sockets, *self._team.descriptors):
+            poller.register(source, zmq.POLLIN)
+        wait_s = max(0.0, min(self._uplink.due, self._watch_at) - time.monotonic())
+        return {ready for ready, _ in poller.poll(math.ceil(wait_s * 1000))}
+
+    def _mind_the_time(self, now: float) -> None:
+        """Do what is due because time has passed. Raises if the agent cannot join."""
+        uplink = self._uplink
+        if not uplink.ever_known:
+            if uplink.wrong_key():
+                raise ConfigError(uplink.explain())
+            if now - self._started_at > self._config.join_s:
+                raise ControllerUnavailable(uplink.explain())
+        if self._stop is not None and (not self._team.is_running or now >= self._stop_by):
+            self._team.end()
+            self._exit = Exit(self._stop.code, self._stop.reason)
+        silent_since = uplink.silent_since
+        abandoned = silent_since is not None and now - silent_since > self._fence_after_s
+        if self._exit is None and self._loss is not None and abandoned:
+            code = shell_code(self._loss.code) or 1
+            self._exit = Exit(code, f"{self._loss.reason}, and no controller answers")
+
+    # --- what is heard ----------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        """Pass a signal on. A Ctrl-C after another does not wait for the workers any more."""
+        at_once = self._signal is not None and number == signal.SIGINT
+        if number in _ENDING and (at_once or not self._team.is_running):
+            self._team.end()
+            self._exit = Exit(128 + number, f"ended by {signal.Signals(number).name}")
+        self._team.signal(number)
+        if number in _ENDING:
+            self._signal = self._signal or number
+
+    def _hear_workers(self) -> None:
+        for event in self._team.hear():
+            self._uplink.tell(event)
+        endpoints = self._team.endpoints
+        if endpoints is not None and self._welcome is not None and not self._launched:
+            self._launched = True
+            self._uplink.tell(
+                Launched(
+                    job=self._joined.job,
+                    agent=self._joined.agent,
+                    launch=self._welcome.launch,
+                    endpoints=endpoints,
+                )
+            )
+
+    def _on_message(self, message: wire.FromController, now: float) -> None:
+        if isinstance(message, wire.Greeting):
+            self._greeting = message
+        elif isinstance(message, Welcome):
+            self._on_welcome(message)
+        elif isinstance(message, Probe):
+            if self._team.lives():
+                job, agent = self._joined.job, self._joined.agent
+                self._uplink.answer(Answered(job=job, agent=agent, probe=message.probe))
+        elif isinstance(message, Stop):
+            self._on_stop(message, now)
+        elif isinstance(message, _RELAYED):
+            self._team.relay(message)
+        elif isinstance(message, wire.RefusedReply):
+            if self._welcome is None:
+                raise Refused(message.text)
+            logger.warning("the controller refused: %s", message.text)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        before = self._welcome
+        if self._greeting is None or (before is not None and welcome.launch <= before.launch):
+            return
+        if welcome.nproc != self._joined.nproc:
+            msg = (
+                f"job {welcome.job} has {welcome.nproc} workers per node, this node was started "
+                f"with --nproc-per-node {self._joined.nproc}"
+            )
+            raise ConfigError(msg)
+        logger.info("launch %s in slot %s", welcome.launch, welcome.slot)
+        self._welcome = welcome
+        if before is not None:
+            self._team.end()
+            self._uplink.forget()
+            self._loss, self._launched = None, False
+            self._team.start()
+            self._team.listen(self._context)
+        self._team.introduce(self._greeting, welcome)
+        if self._loss is not None:  # they ended before it was known which launch they were
+            self._report(self._loss)
+
+    def _on_stop(self, stop: Stop, now: float) -> None:
+        if self._stop is None:
+            logger.info("told to stop with code %s: %s", stop.code, stop.reason)
+            self._stop, self._stop_by = stop, now + self._config.stop_s
+            self._team.relay(stop)
+
+    # --- the end of workers -----------------------------------------------------------------------
+
+    def _look_after_workers(self, now: float) -> None:
+        loss = self._team.loss(now)
+        if loss is not None:
+            self._loss, said = self._team.last_words(loss)
+            for event in said:
+                self._uplink.tell(event)
+            self._team.end()
+            if self._stop is None:
+                self._report(self._loss)
+            if self._stop is None and self._signal is not None:
+                self._uplink.flush(self._team.heartbeat(), timeout_s=_FLUSH_S)
+                self._exit = Exit(128 + self._signal, self._loss.reason)
+        if not self._team.is_running:
+            reap_children()
+
+    def _report(self, loss: Loss) -> None:
+        logger.warning("lost the workers: %s", loss.reason)
+        if self._welcome is not None:
+            self._uplink.tell(
+                Exited(
+                    job=self._joined.job,
+                    agent=self._joined.agent,
+                    launch=self._welcome.launch,
+                    code=loss.code,
+                    reason=loss.reason,
+                )
+            )
+
+
+def shell_code(code: int) -> int:
+    """Return an exit status as a shell shows it.
+
+    >>> shell_code(-9), shell_code(3)
+    (137, 3)
+    """
+    return code if code >= 0 else 128 - code
+
+
+def reap_children() -> None:
+    """Collect every child that has ended, adopted ones too."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def end_children() -> None:
+    """Kill whatever this process started or adopted; return when it is gone."""
+    while True:
+        for process in descendants(os.getpid()):
+            if process.pid != os.getpid():
+                send_signal(process, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,134 @@
+"""The workers of one node, launch after launch: started, introduced, heard, watched and ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import zmq
+
+from tmover import wire
+from tmover.agent.crew import Crew, Loss
+from tmover.agent.intercom import Intercom, new_address
+from tmover.agent.launcher import Launcher
+from tmover.config import AgentConfig
+from tmover.core.events import AnyOrder, FromAgent, Joined, Welcome
+
+ERROR_PHASE = "error: "
+"""A worker that ends by an error says in its last `Pulse`, after this, which."""
+
+_LAST_WORD_MS = 20
+
+
+class Team:
+    """Has a crew and a line to it, or neither, between two launches."""
+
+    def __init__(self, launcher: Launcher, joined: Joined, config: AgentConfig) -> None:
+        self._launcher = launcher
+        self._joined = joined
+        self._config = config
+        self._crew: Crew | None = None
+        self._intercom: Intercom | None = None
+        self._address = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a launch that has not been ended."""
+        return self._crew is not None
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        """Readable when a worker has said something."""
+        return () if self._intercom is None else (self._intercom.socket,)
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Readable when a process of the launch has ended."""
+        return () if self._crew is None else self._crew.descriptors
+
+    @property
+    def endpoints(self) -> tuple[str, ...] | None:
+        """Where the workers listen, or None before all do."""
+        return None if self._intercom is None else self._intercom.endpoints
+
+    def start(self) -> None:
+        """Start a launch. The first time this is done before there is any thread."""
+        self._address = new_address()
+        launch = self._launcher.launch(
+            {
+                "TMOVER_AGENT": self._address,
+                "TMOVER_AGENT_PID": str(os.getpid()),
+                "TMOVER_ADDRESS": self._joined.address,
+            }
+        )
+        self._crew = Crew(launch, nproc=self._joined.nproc, stopped_s=self._config.stopped_s)
+
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Open the line that the workers of the launch were told of."""
+        joined = self._joined
+        self._intercom = Intercom(context, self._address, agent=joined.agent, nproc=joined.nproc)
+
+    def introduce(self, greeting: wire.Greeting, welcome: Welcome) -> None:
+        """Tell the workers who they are."""
+        if self._intercom is not None:
+            self._intercom.introduce(greeting, welcome)
+
+    def relay(self, order: AnyOrder) -> None:
+        """Pass an order on to the workers."""
+        if self._intercom is not None:
+            self._intercom.relay(order)
+
+    def hear(self) -> Iterator[FromAgent]:
+        """Yield what workers have to say to the controller."""
+        if self._intercom is None:
+            return
+        for message in self._intercom.receive():
+            if not isinstance(message, wire.Hello):
+                yield message
+            elif self._crew is not None:
+                self._crew.add(message.local_rank, message.pid)
+
+    def lives(self) -> bool:
+        """Whether there is a launch, and all its workers live."""
+        return self._crew is not None and self._crew.lives()
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers."""
+        if self._crew is not None:
+            self._crew.signal(number)
+
+    def loss(self, now: float) -> Loss | None:
+        """Return how the launch ended, or None while it goes on."""
+        return None if self._crew is None else self._crew.loss(now)
+
+    def last_words(self, loss: Loss) -> tuple[Loss, list[FromAgent]]:
+        """Return what the workers said before their end, and the loss with the reason one gave."""
+        if self._intercom is None:
+            return loss, []
+        said = list(self.hear())
+        while loss.code > 0 and self._intercom.socket.poll(_LAST_WORD_MS):
+            said.extend(self.hear())
+        pulse = None if loss.local_rank is None else self._intercom.pulses.get(loss.local_rank)
+        if pulse is not None and pulse.phase.startswith(ERROR_PHASE):
+            why = pulse.phase.removeprefix(ERROR_PHASE)
+            return loss._replace(reason=f"{loss.reason}: {why}"), said
+        return loss, said
+
+    def heartbeat(self) -> wire.Heartbeat:
+        """Return how far the workers are."""
+        intercom = self._intercom
+        return wire.Heartbeat(
+            job=self._joined.job,
+            agent=self._joined.agent,
+            steps=() if intercom is None else intercom.steps,
+            phase="no workers" if intercom is None else intercom.phase,
+        )
+
+    def end(self) -> None:
+        """Kill what is left of the launch, and hear nothing of it any more."""
+        if self._crew is not None:
+            self._crew.end()
+            self._crew = None
+        if self._intercom is not None:
+            self._intercom.close()
+            self._intercom = None

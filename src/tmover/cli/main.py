@@ -1,0 +1,95 @@
+"""The `tmover` command itself: finds the subcommand, sets up logging, shows errors as one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import click
+
+from tmover import __version__
+from tmover.cli import logs
+from tmover.errors import TmoverError
+
+COMMANDS = ("submit", "status", "migrate", "cancel", "demo", "run", "controller")
+"""In the order of `tmover --help`. Each is `command` in `tmover.cli.NAME`, loaded when needed."""
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, "
+    "130 interrupted. A job's own exit code is passed on."
+)
+
+
+class Commands(click.Group):
+    """Loads subcommands lazily, and shows a `TmoverError` as one line with its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all subcommands."""
+        del ctx
+        return [name for name in COMMANDS if importlib.util.find_spec(f"tmover.cli.{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one subcommand."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"tmover.cli.{cmd_name}").command
+        return command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command; what was typed wrong is one line, too."""
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as end:
+            sys.exit(end.exit_code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(error.exit_code)
+        except click.UsageError as error:
+            path = "tmover" if error.ctx is None else error.ctx.command_path
+            click.secho(f"error: {error.format_message()} See `{path} --help`.", err=True, fg="red")
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            click.secho(f"error: {error.format_message()}", err=True, fg="red")
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except TmoverError as error:
+            click.secho(f"error: {error}", err=True, fg="red")
+            ctx.exit(error.exit_code)
+
+
+@click.group(
+    cls=Commands,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="tmover")
+@click.option(
+    "--log-level",
+    type=click.Choice(logs.LEVELS, case_sensitive=False),
+    envvar="TMOVER_LOG",
+    default="WARNING",
+    show_default=True,
+    show_envvar=True,
+    help="How much to log to stderr: lines on a terminal, JSON otherwise.",
+)
+def tmover(log_level: str) -> None:
+    """Move the ranks of a running PyTorch job to another node without stopping it.
+
+    On one machine: `tmover submit --local --nodes 4 --standby 1 -- train.py`, then, from another
+    terminal, `tmover status` and `tmover migrate node2`.
+    """
+    logs.set_up(log_level.upper(), sys.stderr)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    tmover.main(prog_name="tmover")

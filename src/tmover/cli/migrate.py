@@ -1,0 +1,63 @@
+"""`tmover migrate`: move the ranks of a node to a standby."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+
+import click
+
+from tmover.cli.state import state_option
+
+_POLL_S = 0.1
+
+
+@click.command(name="migrate")
+@click.argument("node")
+@click.option("--job", metavar="JOB", help="The job to move; needed if several jobs run.")
+@click.option(
+    "--reason", default="asked for by hand", show_default=True, help="Kept in the journal."
+)
+@click.option("--no-wait", is_flag=True, help="Return as soon as the controller has accepted.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@state_option
+def command(
+    *,
+    node: str,
+    job: str | None,
+    reason: str,
+    no_wait: bool,
+    as_json: bool,
+    state: pathlib.Path | None,
+) -> None:
+    """Move the ranks of NODE to a standby, training going on until the switch.
+
+    Prints what the move is doing until it is done (exit code 0) or aborted (1), and why. An aborted
+    move costs the job nothing.
+    """
+    from tmover import wire
+    from tmover.cli.watch import MoveWatch
+    from tmover.config import load, state_directory
+    from tmover.controller.client import Client
+
+    def say(phase: str, text: str) -> None:
+        click.echo(json.dumps({"phase": phase, "text": text}) if as_json else f"{phase}: {text}")
+
+    request_s = load().controller.request_s
+    with Client(state_directory(state)) as client:
+        accepted = client.request(wire.MoveRequest(job=job, node=node, reason=reason), request_s)
+        if not isinstance(accepted, wire.Accepted):
+            return
+        say("requested", accepted.text)
+        watch: MoveWatch | None = None
+        while not no_wait:
+            answer = client.request(wire.StatusRequest(job=accepted.job), request_s)
+            if isinstance(answer, wire.StatusReply):
+                watch = watch or MoveWatch(node, answer.jobs[0])
+                for news in watch.look(answer.jobs[0]):
+                    say(*news)
+                if watch.is_over:
+                    sys.exit(0 if watch.is_done else 1)
+            time.sleep(_POLL_S)

@@ -1,0 +1,83 @@
+"""`tmover status`: how jobs are."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tmover.cli.state import state_option
+
+if TYPE_CHECKING:
+    from tmover.wire import JobStatus
+
+
+@click.command(name="status")
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of jobs.")
+@state_option
+def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> None:
+    """Show how JOB is, or all jobs: its nodes and standbys, how far they are, what was decided.
+
+    Steps are the last ones applied; HEARD is the time since the node was last heard of.
+    """
+    import msgspec
+
+    from tmover import wire
+    from tmover.config import load, state_directory
+    from tmover.controller.client import ask
+
+    answer = ask(state_directory(state), wire.StatusRequest(job=job), load().controller.request_s)
+    if not isinstance(answer, wire.StatusReply):
+        return
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer.jobs), indent=2).decode())
+    elif not answer.jobs:
+        click.echo("no jobs")
+    else:
+        click.echo("\n\n".join(render(one) for one in answer.jobs))
+
+
+def render(status: JobStatus) -> str:
+    """Return the job's status as a plain table."""
+    end = "" if status.code is None else f", exit code {status.code}: {status.outcome}"
+    head = (
+        f"JOB {status.job}  {status.phase}{end}  step {_step(status.step)}  epoch {status.epoch}  "
+        f"ranks {status.world_size}  owner {status.owner}"
+    )
+    lines = [head, "", *_table(_rows(status))]
+    if status.move is not None:
+        move = status.move
+        ends = f"{move.leaver or '?'} to {move.joiner or '?'}"
+        lines += ["", f"move: {move.phase} in epoch {move.epoch}, {ends}"]
+    if status.notes:
+        lines += ["", *(f"  {note}" for note in status.notes)]
+    return "\n".join(lines)
+
+
+def _rows(status: JobStatus) -> Iterator[tuple[str, ...]]:
+    yield ("SLOT", "NODE", "STATE", "STEP", "HEARD", "AGENT")
+    for slot in status.slots:
+        step = _step(slot.step)
+        yield (str(slot.slot), slot.node or "-", slot.state, step, _ago(slot.heard_s), slot.agent)
+    for standby in status.standbys:
+        yield ("-", standby.node, standby.state, "-", _ago(standby.heard_s), standby.agent)
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
+    """Return the rows with their columns aligned."""
+    table: Sequence[tuple[str, ...]] = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+
+
+def _step(step: int | None) -> str:
+    return "-" if step is None or step < 0 else str(step)
+
+
+def _ago(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}s"

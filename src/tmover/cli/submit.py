@@ -1,0 +1,187 @@
+"""`tmover submit`: start a job."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from tmover.cli.run import check_script
+from tmover.cli.state import state_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tmover.cluster import LocalCluster
+    from tmover.wire import JobStatus
+
+_POLL_S = 0.25
+
+
+@click.command(name="submit", options_metavar="--local [OPTIONS] --")
+@click.option("--local", is_flag=True, help="On this machine: nodes are groups of processes.")
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job."
+)
+@click.option(
+    "--standby", type=click.IntRange(0), default=0, show_default=True, help="Nodes beside."
+)
+@click.option(
+    "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks per node."
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
+@click.option("--detach", is_flag=True, help="Return at once; the job goes on.")
+@click.option("--config", type=click.Path(path_type=pathlib.Path), help="Configuration file.")
+@state_option
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(
+    *,
+    local: bool,
+    nodes: int,
+    standby: int,
+    nproc_per_node: str,
+    module: bool,
+    detach: bool,
+    config: pathlib.Path | None,
+    state: pathlib.Path | None,
+    script: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    r"""Start SCRIPT on several nodes, with standbys that take a node's place.
+
+    \b
+    tmover submit --local --nodes 4 --standby 1 -- train.py --lr 3e-4
+
+    Starts a controller if none runs on the state directory, shows what happens until the job ends,
+    and exits with the job's code. Ctrl-C cancels the job; `--detach` leaves it running.
+    """
+    from tmover.agent.launcher import count_workers
+    from tmover.cluster import JobSpec, LocalCluster, agent_argv
+    from tmover.config import load, state_directory
+    from tmover.errors import ConfigError
+
+    if not local:
+        msg = "nodes of another scheduler cannot be had yet: add --local"
+        raise ConfigError(msg)
+    checked = check_script(script, module=module)
+    configuration = load(config)
+    nproc = count_workers(nproc_per_node)
+    environment = dict(os.environ)
+    if config is not None:
+        environment["TMOVER_CONFIG"] = str(config.absolute())
+    spec = JobSpec(
+        nodes=nodes,
+        standby=standby,
+        nproc=nproc,
+        argv=agent_argv(checked, *arguments, nproc=nproc, module=module),
+        env=environment,
+        cwd=pathlib.Path.cwd(),
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)
+    with LocalCluster(state_directory(state), configuration) as cluster:
+        job = cluster.submit(spec)
+        _greet(cluster, job, state, detach=detach)
+        if not detach:
+            sys.exit(_show(cluster, job))
+        _detach(cluster, job)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does: the job is cancelled on the way out."""
+    del frame
+    sys.exit(128 + number)
+
+
+def _greet(cluster: LocalCluster, job: str, state: pathlib.Path | None, *, detach: bool) -> None:
+    """Say where things are and what to type next."""
+    from tmover.scheduler.hostlist import fold
+
+    flag = "" if state is None else f" --state {shlex.quote(str(state))}"
+    cancel = f"tmover cancel {job}{flag}" if detach else "Ctrl-C"
+    click.echo(f"job {job} starts on {fold(cluster.scheduler.running(job))}")
+    click.echo(f"  logs     {cluster.logs(job)}/node*.log")
+    click.echo(f"  look     tmover status {job}{flag}")
+    click.echo(f"  move     tmover migrate NODE --job {job}{flag}")
+    click.echo(f"  cancel   {cancel}")
+
+
+def _detach(cluster: LocalCluster, job: str) -> None:
+    """Return in this process; another one stays until the job has ended, and cleans up after it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork():
+        cluster.detach()
+        return
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(
+            cluster.logs(job) / "submit.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        null = os.open(os.devnull, os.O_RDONLY)
+        for number, source in enumerate((null, log, log)):
+            os.dup2(source, number)
+        with cluster:
+            code = _follow(cluster, job, click.echo)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _show(cluster: LocalCluster, job: str) -> int:
+    """Follow the job, on a terminal with a line that tells where it is."""
+    if not sys.stdout.isatty():
+        return _follow(cluster, job, click.echo)
+    from rich.console import Console
+    from rich.markup import escape
+
+    from tmover.cli.watch import summary
+
+    console = Console(highlight=False)
+    with console.status(f"job {job}") as line:
+        return _follow(
+            cluster, job, console.print, lambda status: line.update(escape(summary(status)))
+        )
+
+
+def _follow(
+    cluster: LocalCluster,
+    job: str,
+    say: Callable[[str], object],
+    show: Callable[[JobStatus], object] = lambda status: None,
+) -> int:
+    """Say what happens until the job has ended; return its exit code."""
+    from tmover.cli.watch import JobWatch
+    from tmover.errors import ControllerUnavailable
+
+    watch = JobWatch()
+    empty_since: float | None = None
+    while True:
+        try:
+            status = cluster.status(job)
+        except ControllerUnavailable as error:
+            say(f"{error}; the job goes on, starting another controller")
+            cluster.ensure_controller()
+            continue
+        for news in watch.look(status):
+            say(f"{news.phase}: {news.text}")
+        show(status)
+        if status.code is not None:
+            say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
+            return status.code if status.code >= 0 else 128 - status.code
+        now = time.monotonic()
+        empty_since = (empty_since or now) if not cluster.scheduler.running(job) else None
+        if empty_since is not None and now - empty_since > 2 * cluster.config.controller.lease_s:
+            say(f"nothing of job {job} runs any more; see the logs in {cluster.logs(job)}")
+            return 1
+        time.sleep(_POLL_S)

@@ -1,0 +1,352 @@
+"""A whole cluster on this machine: a controller, nodes, and jobs on them.
+
+`tmover submit --local` and `tmover demo` are made of this, and so are the tests: it can also cut a
+node's power, kill an agent or a worker, kill the controller and start another. Several of these may
+work on one state directory at once; they share its controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import getpass
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from tmover import wire
+from tmover.config import Config
+from tmover.controller.client import ask, read_address
+from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
+from tmover.process import (
+    ProcessId,
+    identify,
+    is_alive,
+    python_argv,
+    reap,
+    send_signal,
+    wait_gone,
+)
+from tmover.scheduler.inhabitants import find_agent, find_worker
+from tmover.scheduler.local import LocalScheduler, Spawn, spawn_holder
+from tmover.scheduler.store import Command
+
+_POLL_S = 0.05
+_START_S = 30.0
+_END_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What is to run, and on how many nodes."""
+
+    nodes: int
+    standby: int
+    nproc: int
+    argv: tuple[str, ...]
+    """What each node runs: `tmover run ...`."""
+    env: Mapping[str, str]
+    cwd: pathlib.Path
+
+
+def agent_argv(
+    script: str, *arguments: str, nproc: int = 1, module: bool = False, flags: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Return the `tmover run` command that runs `script` on a node."""
+    mode = ("-m",) if module else ()
+    run = (*python_argv("tmover"), "run", "--nproc-per-node", str(nproc))
+    return (*run, *flags, *mode, script, *arguments)
+
+
+class StartController(Protocol):
+    """Starts a controller on a state directory, its output going to a log; returns its pid."""
+
+    def __call__(self, state: pathlib.Path, log: pathlib.Path) -> int:
+        """Start it; it is known to be ready when `controller.json` names its pid."""
+        ...
+
+
+def start_controller(state: pathlib.Path, log: pathlib.Path) -> int:
+    """Start `tmover controller` as a process of its own session."""
+    argv = [*python_argv("tmover"), "--log-level", "INFO", "controller", "--state", str(state)]
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+
+
+class LocalCluster:
+    """Use it as a context manager: at the end, nothing that it started is left."""
+
+    def __init__(
+        self,
+        state: pathlib.Path,
+        config: Config,
+        *,
+        start: StartController = start_controller,
+        spawn: Spawn = spawn_holder,
+    ) -> None:
+        self.state = state
+        self.config = config
+        self.scheduler = LocalScheduler(state / "cluster", capacity=config.local.nodes, spawn=spawn)
+        self._start = start
+        self._jobs: list[str] = []
+        self._children: set[int] = set()
+        self._is_detached = False
+
+    # --- the controller ---------------------------------------------------------------------------
+
+    def ensure_controller(self) -> None:
+        """Start a controller if none runs on the state directory."""
+        with self._locked(), uninterrupted():
+            self._ensure_controller()
+
+    def controller(self) -> ProcessId | None:
+        """Return the controller's process, or None if none runs."""
+        try:
+            return identify(read_address(self.state).pid)
+        except TmoverError:
+            return None
+
+    def kill_controller(self) -> None:
+        """Kill the controller as a crash would."""
+        controller = self.controller()
+        if controller is not None:
+            send_signal(controller, signal.SIGKILL)
+            wait_gone([controller], timeout_s=_END_S)
+        self._collect()
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec) -> str:
+        """Start a job and its standbys; return its id."""
+        with self._locked(), uninterrupted():
+            self._ensure_controller()
+            request = wire.SubmitRequest(
+                nnodes=spec.nodes, nproc=spec.nproc, owner=getpass.getuser()
+            )
+            job = self.ask(request).job
+            self._jobs.append(job)
+        try:
+            names = self.scheduler.claim(job, spec.nodes + spec.standby)
+            command = Command(
+                argv=spec.argv, env=dict(spec.env), cwd=str(spec.cwd), logs=str(self.logs(job))
+            )
+            self.scheduler.register(job, command)
+            for place, name in enumerate(names):
+                is_member = place < spec.nodes
+                slot = place if is_member else None
+                self.scheduler.launch(job, name, standby=not is_member, slot=slot)
+        except BaseException:
+            self.end(job, "it could not be started")
+            raise
+        return job
+
+    def logs(self, job: str) -> pathlib.Path:
+        """Return the directory of the job's logs, one file per node."""
+        return self.state / "logs" / job
+
+    def ask(self, request: wire.AnyRequest) -> wire.Accepted:
+        """Ask the controller for something. Raises `Refused` or `ControllerUnavailable`."""
+        answer = ask(self.state, request, self.config.controller.request_s)
+        assert isinstance(answer, wire.Accepted)  # noqa: S101 - the client has checked it
+        return answer
+
+    def status(self, job: str) -> wire.JobStatus:
+        """Return how the job is."""
+        request = wire.StatusRequest(job=job)
+        answer = ask(self.state, request, self.config.controller.request_s)
+        assert isinstance(answer, wire.StatusReply)  # noqa: S101 - the client has checked it
+        return answer.jobs[0]
+
+    def move(self, job: str, node: str, reason: str = "asked for") -> str:
+        """Move the ranks of `node` to a standby; return what the controller says."""
+        return self.ask(wire.MoveRequest(job=job, node=node, reason=reason)).text
+
+    def wait(
+        self, job: str, until: Callable[[wire.JobStatus], bool], *, timeout_s: float
+    ) -> wire.JobStatus:
+        """Return the job's status once `until` holds. Raises `SchedulerError` with what it saw."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            seen: object
+            try:
+                seen = status = self.status(job)
+                if until(status):
+                    return status
+                if status.code is not None:
+                    msg = f"job {job} ended while something else was waited for: {status}"
+                    raise SchedulerError(msg)
+            except ControllerUnavailable as error:
+                seen = error
+            if time.monotonic() > deadline:
+                msg = f"job {job} did not come to what was waited for in {timeout_s:g} s: {seen}"
+                raise SchedulerError(msg)
+            time.sleep(_POLL_S)
+
+    def end(self, job: str, reason: str) -> None:
+        """End the job if it has not ended, kill what does not end in time, and free its nodes."""
+        try:
+            with contextlib.suppress(TmoverError):
+                if self.status(job).code is None:
+                    self.ask(wire.CancelRequest(job=job, reason=reason))
+            deadline = time.monotonic() + self.config.agent.stop_s
+            while self.scheduler.running(job) and time.monotonic() < deadline:
+                time.sleep(_POLL_S / 2)
+        finally:
+            self.scheduler.release(job)
+
+    # --- damage -----------------------------------------------------------------------------------
+
+    def fail_node(self, node: str) -> float:
+        """Cut a node's power; return when (monotonic clock)."""
+        return self.scheduler.fail(node)
+
+    def kill_agent(self, node: str) -> float:
+        """Kill a node's agent; return when."""
+        return _kill(find_agent(self._holder(node)))
+
+    def kill_worker(self, node: str, local_rank: int = 0) -> float:
+        """Kill the process of one rank; return when."""
+        return _kill(find_worker(self._holder(node), local_rank))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End this object's jobs, and the controller if one of these started it and it is idle."""
+        for job in self._jobs:
+            self.end(job, "the cluster is closed")
+        self._jobs.clear()
+        self.stop_controller()
+
+    def detach(self) -> None:
+        """Have `close` leave everything as it is."""
+        self._jobs.clear()
+        self._is_detached = True
+
+    def stop_controller(self) -> None:
+        """End the controller if a `LocalCluster` started it and no job needs it."""
+        if self._is_detached:
+            return
+        with self._locked():
+            owned = self._owned()
+            if owned is None or not is_alive(owned):
+                return
+            if not self._is_idle():
+                return
+            send_signal(owned, signal.SIGTERM)
+            if wait_gone([owned], timeout_s=_END_S):
+                send_signal(owned, signal.SIGKILL)
+                wait_gone([owned], timeout_s=_END_S)
+        self._collect()
+
+    def __enter__(self) -> LocalCluster:
+        """Return the cluster."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End everything."""
+        self.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _ensure_controller(self) -> None:
+        if self.controller() is not None:
+            return
+        log = self.state / "logs" / "controller.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        began = log.stat().st_size if log.exists() else 0
+        pid = self._start(self.state, log)
+        self._children.add(pid)
+        started = identify(pid)
+        deadline = time.monotonic() + _START_S
+        while (ready := self.controller()) is None or ready.pid != pid:
+            if started is None or not is_alive(started) or time.monotonic() > deadline:
+                self._collect()
+                last = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
+                why = last[-1] if last else "it said nothing"
+                msg = f"the controller did not start: {why} (see {log})"
+                raise ControllerUnavailable(msg)
+            time.sleep(_POLL_S / 5)
+        self._owned_file.write_bytes(msgspec.json.encode(ready))
+
+    def _is_idle(self) -> bool:
+        try:
+            request = wire.StatusRequest(job=None)
+            answer = ask(self.state, request, self.config.controller.request_s)
+        except TmoverError:
+            return True  # it answers nobody: it is of no use to any job
+        jobs = answer.jobs if isinstance(answer, wire.StatusReply) else ()
+        return all(job.code is not None for job in jobs)
+
+    @property
+    def _owned_file(self) -> pathlib.Path:
+        """Names the controller that was started by a `LocalCluster`, not by a person."""
+        return self.state / "cluster" / "controller.json"
+
+    def _owned(self) -> ProcessId | None:
+        try:
+            return msgspec.json.decode(self._owned_file.read_bytes(), type=ProcessId)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _holder(self, node: str) -> ProcessId:
+        holder = self.scheduler.holder(node)
+        if holder is None:
+            msg = f"nothing runs on {node}"
+            raise SchedulerError(msg)
+        return holder
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep others from starting or ending the controller meanwhile."""
+        fd = os.open(self.state / "cluster" / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _collect(self) -> None:
+        """Reap the controllers this process started that have ended."""
+        for pid in list(self._children):
+            if reap(pid):
+                self._children.discard(pid)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and its like until what was started is on record, and will be ended."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill(process: ProcessId) -> float:
+    send_signal(process, signal.SIGKILL)
+    killed_at = time.monotonic()
+    wait_gone([process], timeout_s=_END_S)
+    return killed_at

@@ -1,0 +1,200 @@
+"""The collectives, as messages over a mesh.
+
+Results depend on ranks only: short reductions fold everybody's tensor in rank order, long ones fold
+each piece around the ring from its rank on. Whichever process holds a rank, and whatever arrives
+first, the bits are the same. All tensors here are contiguous rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tmover.comm.frame import SEGMENT, Op
+from tmover.comm.mesh import Call, Mesh
+from tmover.comm.tensors import Reduction, detail_of, view
+
+FLAT_BYTES = 32 << 10
+"""Up to here everybody sends its whole tensor to everybody: one exchange."""
+DIRECT_BYTES = 1 << 20
+"""Up to here everybody reduces one piece and sends it to everybody: two exchanges. Then: a ring."""
+
+
+def all_reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction) -> None:
+    """Reduce `row` over all ranks, in place."""
+    if mesh.size == 1:
+        return
+    size = row.numel() * row.element_size()
+    call = mesh.call(Op.ALL_REDUCE, total=size, detail=detail_of(row, reduction))
+    if size <= FLAT_BYTES:
+        _reduce_flat(mesh, call, row, reduction)
+    elif size <= DIRECT_BYTES:
+        _reduce_direct(mesh, call, row, reduction)
+    else:
+        _reduce_ring(mesh, call, row, reduction)
+    reduction.finish(row, mesh.size)
+
+
+def _rows(mesh: Mesh, like: torch.Tensor) -> torch.Tensor:
+    """Return scratch memory for a row like `like` of every rank."""
+    count = like.numel() * mesh.size
+    space = mesh.scratch(count * like.element_size()).view(like.dtype)
+    return space[:count].view(mesh.size, -1) if count else space[:0].view(mesh.size, 0)
+
+
+def _fold_rows(rows: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    result = rows[0]
+    for other in rows[1:]:
+        reduction.fold(result, other)
+    return result
+
+
+def _reduce_flat(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
+    rows = _rows(mesh, row)
+    rows[mesh.rank].copy_(row)
+    call.go(
+        [call.send(peer, row) for peer in mesh.peers],
+        [call.receive(peer, rows[peer]) for peer in mesh.peers],
+    )
+    row.copy_(_fold_rows(rows, reduction))
+
+
+def _pieces(row: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Split a row into exactly `count` pieces, the last ones shorter or empty."""
+    width = -(-row.numel() // count)
+    return [row[i * width : (i + 1) * width] for i in range(count)]
+
+
+def _reduce_direct(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
+    pieces = _pieces(row, mesh.size)
+    own = pieces[mesh.rank]
+    rows = _rows(mesh, own)
+    rows[mesh.rank].copy_(own)
+    call.go(
+        [call.send(peer, pieces[peer]) for peer in mesh.peers],
+        [call.receive(peer, rows[peer]) for peer in mesh.peers],
+    )
+    own.copy_(_fold_rows(rows, reduction))
+    call.go(
+        [call.send(peer, own) for peer in mesh.peers],
+        [call.receive(peer, pieces[peer]) for peer in mesh.peers],
+    )
+
+
+def _reduce_ring(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
+    size, rank = mesh.size, mesh.rank
+    pieces = _pieces(row, size)
+    scratch = mesh.scratch(SEGMENT)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for turn in range(size - 1):
+        mine, theirs = pieces[(rank - turn) % size], pieces[(rank - turn - 1) % size]
+        call.go([call.send(after, mine)], [call.fold(before, theirs, scratch, reduction.fold)])
+    for turn in range(size - 1):
+        mine, theirs = pieces[(rank + 1 - turn) % size], pieces[(rank - turn) % size]
+        call.go([call.send(after, mine)], [call.receive(before, theirs)])
+
+
+def reduce_scatter(
+    mesh: Mesh, out: torch.Tensor, rows: Sequence[torch.Tensor], reduction: Reduction
+) -> None:
+    """Reduce the rows of all ranks; `out` becomes this rank's."""
+    if mesh.size == 1:
+        out.copy_(rows[0])
+        return
+    total = sum(row.numel() for row in rows) * out.element_size()
+    call = mesh.call(Op.REDUCE_SCATTER, total=total, detail=detail_of(out, reduction))
+    if total <= DIRECT_BYTES:
+        _scatter_direct(mesh, call, out, rows, reduction)
+    else:
+        _scatter_ring(mesh, call, out, rows, reduction)
+    reduction.finish(out, mesh.size)
+
+
+def _scatter_direct(
+    mesh: Mesh, call: Call, out: torch.Tensor, rows: Sequence[torch.Tensor], reduction: Reduction
+) -> None:
+    heard = _rows(mesh, out)
+    heard[mesh.rank].copy_(rows[mesh.rank])
+    call.go(
+        [call.send(peer, rows[peer]) for peer in mesh.peers],
+        [call.receive(peer, heard[peer]) for peer in mesh.peers],
+    )
+    out.copy_(_fold_rows(heard, reduction))
+
+
+def _scatter_ring(
+    mesh: Mesh, call: Call, out: torch.Tensor, rows: Sequence[torch.Tensor], reduction: Reduction
+) -> None:
+    size, rank = mesh.size, mesh.rank
+    scratch = mesh.scratch(SEGMENT)
+    longest = max(row.numel() for row in rows)
+    sums = [torch.empty(longest, dtype=out.dtype) for _ in range(2 if size > 2 else 0)]
+    after, before = (rank + 1) % size, (rank - 1) % size
+    partial = rows[before]
+    for turn in range(size - 1):
+        theirs = rows[(rank - 2 - turn) % size]
+        last = turn == size - 2
+        into = out if last else sums[turn % 2][: theirs.numel()]
+        into.copy_(theirs)
+        call.go([call.send(after, partial)], [call.fold(before, into, scratch, reduction.fold)])
+        partial = into
+
+
+def broadcast(mesh: Mesh, row: torch.Tensor, root: int) -> None:
+    """Make every rank's `row` that of `root`."""
+    call = mesh.call(Op.BROADCAST, total=len(view(row)), detail=detail_of(row))
+    if mesh.rank == root:
+        call.go([call.send(peer, row) for peer in mesh.peers], [])
+    else:
+        call.go([], [call.receive(root, row)])
+
+
+def all_gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor) -> None:
+    """Make `outs[r]` the row of rank r, on every rank. Rows may differ in length."""
+    call = mesh.call(Op.ALL_GATHER, detail=detail_of(row))
+    outs[mesh.rank].copy_(row)
+    call.go(
+        [call.send_own(peer, row) for peer in mesh.peers],
+        [call.receive_own(peer, outs[peer]) for peer in mesh.peers],
+    )
+
+
+def gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor, root: int) -> None:
+    """Make `outs[r]` the row of rank r, on `root`; elsewhere `outs` is empty."""
+    call = mesh.call(Op.GATHER, detail=detail_of(row))
+    if mesh.rank != root:
+        call.go([call.send_own(root, row)], [])
+        return
+    outs[root].copy_(row)
+    call.go([], [call.receive_own(peer, outs[peer]) for peer in mesh.peers])
+
+
+def scatter(mesh: Mesh, out: torch.Tensor, rows: Sequence[torch.Tensor], root: int) -> None:
+    """Make `out` the row that `root` has for this rank; elsewhere `rows` is empty."""
+    call = mesh.call(Op.SCATTER, detail=detail_of(out))
+    if mesh.rank != root:
+        call.go([], [call.receive_own(root, out)])
+        return
+    out.copy_(rows[root])
+    call.go([call.send_own(peer, rows[peer]) for peer in mesh.peers], [])
+
+
+def all_to_all(mesh: Mesh, outs: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
+    """Make `outs[r]` the row that rank r has for this rank. Rows may differ in length."""
+    call = mesh.call(Op.ALL_TO_ALL, detail=detail_of(rows[0]))
+    outs[mesh.rank].copy_(rows[mesh.rank])
+    call.go(
+        [call.send_own(peer, rows[peer]) for peer in mesh.peers],
+        [call.receive_own(peer, outs[peer]) for peer in mesh.peers],
+    )
+
+
+def barrier(mesh: Mesh) -> None:
+    """Return once every rank has come here."""
+    call = mesh.call(Op.BARRIER)
+    nothing = torch.empty(0, dtype=torch.uint8)
+    call.go(
+        [call.send(peer, nothing) for peer in mesh.peers],
+        [call.receive(peer, nothing) for peer in mesh.peers],
+    )

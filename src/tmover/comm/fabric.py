@@ -1,0 +1,426 @@
+"""The fabric: every link of one process, and which world they make up at the moment.
+
+A world is prepared beside the running one, and `commit` exchanges a pointer. Surviving links are
+shared by both worlds; every frame bears the number of its epoch, so what one world left behind in a
+link means nothing to the next.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from tmover.comm.frame import Header, Kind
+from tmover.comm.handshake import Hello
+from tmover.comm.mesh import Mesh
+from tmover.comm.opener import Identity
+from tmover.comm.timeouts import Timeouts
+from tmover.comm.watch import Loss
+from tmover.comm.wiring import Wiring
+from tmover.comm.world import WORLD, Peer, Running, World
+from tmover.core.events import Plan
+from tmover.errors import ConfigError, Interrupted, LinkError, StateError
+
+
+class Mode(str, enum.Enum):
+    """What collectives do."""
+
+    LIVE = "live"
+    SANDBOX = "sandbox"
+    """Answered here, without any peer."""
+    REVOKED = "revoked"
+    """The world is over; answered here inside an attempt, refused outside."""
+
+
+OnBroken = Callable[[int, tuple[str, ...], str], None]
+
+
+class Fabric:
+    """See the module. One per process; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        secret: bytes,
+        uid: str,
+        address: str,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self.mode = Mode.SANDBOX
+        self.epoch = 0
+        self.attempt_open = False
+        """Whether results are thrown away if the world is revoked now; set by the session."""
+        self.fault: Exception | None = None
+        """A collective that was wrong, and whose caller could not be told."""
+        self.on_broken: OnBroken | None = None
+        self.groups: dict[str, Running] = {}
+        self._identity = Identity(job, secret, uid, address)
+        self._rehearsed: tuple[int, int] | None = None
+        self._lock = threading.RLock()
+        self._preparing = threading.Lock()
+        self._world: World | None = None
+        self._prepared: World | None = None
+        self._crossing: World | None = None
+        """The world whose barrier this process stands in."""
+        self._deferred: list[Loss] = []
+        self._retired: list[Peer] = []
+        self._burnt: set[int] = set()
+        self._accused: set[int] = set()
+        self._closed = False
+        self.wiring = Wiring(
+            self._identity,
+            self.timeouts,
+            check=self._refusal,
+            on_word=self._on_word,
+            on_lost=self._on_lost,
+        )
+        _fabrics.add(self)
+
+    # --- what it is -------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        """Where other processes find this one."""
+        return self.wiring.endpoint
+
+    @property
+    def links_opened(self) -> int:
+        """How many links were opened so far."""
+        return self.wiring.opened
+
+    @property
+    def rank(self) -> int:
+        """The rank this process holds or rehearses. Raises `ConfigError` before it has one."""
+        return self._place()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._place()[1]
+
+    def _place(self) -> tuple[int, int]:
+        world = self._world
+        if world is not None and world.rank is not None:
+            return world.rank, len(world.plan.members)
+        if self._rehearsed is None:
+            msg = "this process has no rank yet: neither rehearsed nor part of a world"
+            raise ConfigError(msg)
+        return self._rehearsed
+
+    def rehearse(self, rank: int, world_size: int) -> None:
+        """Act as `rank` without any peer."""
+        self._rehearsed = (rank, world_size)
+
+    # --- worlds -----------------------------------------------------------------------------------
+
+    def form(self, plan: Plan, *, timeout_s: float) -> None:
+        """Enter the first world."""
+        self.prepare(plan, timeout_s=timeout_s)
+        self.commit(plan.epoch)
+
+    def prepare(
+        self, plan: Plan, *, timeout_s: float, relink: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Open what `plan` needs beside what exists, and park it. Collectives may go on meanwhile.
+
+        Links to processes of the present world are reused, except those of the pairs in `relink`.
+        Raises `LinkError` naming the peers that could not be reached, and `Interrupted` if the epoch
+        is revoked or rolled back meanwhile. Whatever was prepared before is rolled back.
+        """
+        with self._preparing:
+            world = self._begin(plan, relink)
+            if world is None:
+                return
+            try:
+                groups = dict(self.groups)
+                self.wiring.open(world, groups, timeout_s=timeout_s)
+                if world.rank is not None:
+                    world.bind(groups)
+                with self._lock:
+                    if world.latch.is_set:
+                        raise Interrupted(world.latch.reason)
+                    world.ready = True
+            except BaseException:
+                self.rollback(plan.epoch)
+                self.wiring.drop(world.fresh, epoch=self.epoch)
+                raise
+
+    def _begin(self, plan: Plan, relink: Sequence[tuple[str, str]]) -> World | None:
+        """Return the world to be prepared, its peers known; None if that is done already."""
+        uid = self._identity.uid
+        afresh = {other for pair in relink if uid in pair for other in pair}
+        with self._lock:
+            prepared = self._prepared
+            if prepared is not None and prepared.epoch == plan.epoch and prepared.ready:
+                return None
+            if self._closed or plan.epoch <= self.epoch or plan.epoch in self._burnt:
+                msg = f"epoch {plan.epoch} is over"
+                raise Interrupted(msg)
+            if prepared is not None:
+                self.rollback(prepared.epoch)
+            world = World(
+                plan, uid, burnt=self._burnt, timeout_s=self.timeouts.collective_s
+            )
+            usable = {p.uid: p for p in self._peers() if not p.lost and p.uid not in afresh}
+            world.populate(usable, uid)
+            self._prepared = world
+        return world
+
+    def _peers(self) -> list[Peer]:
+        return list(self._world.peers.values()) if self._world is not None else []
+
+    def barrier(
+        self, epoch: int, payload: bytes = b"", *, extra: Mapping[int, bytes] | None = None
+    ) -> list[bytes]:
+        """Return once every rank of the prepared world stands here; with what each has sent.
+
+        Raises `LinkError` if a link of that world breaks first, `Interrupted` if `revoke(epoch)` comes
+        first. What becomes of links outside of that world is looked at later.
+        """
+        with self._lock:
+            world = self._prepared
+            if world is None or world.epoch != epoch or not world.ready:
+                msg = f"epoch {epoch} is not prepared"
+                raise Interrupted(msg)
+            self._crossing = world
+        try:
+            return world.meshes[WORLD].everybody(
+                Kind.BARRIER, payload, extra or {}, self.timeouts.barrier_s
+            )
+        except LinkError as error:
+            self.observe(epoch, error.peers, str(error))
+            raise
+
+    def commit(self, epoch: int) -> None:
+        """Let every group speak in the prepared world from now on."""
+        with self._lock:
+            world = self._prepared
+            if world is None or world.epoch != epoch or not world.ready:
+                msg = f"epoch {epoch} is not prepared"
+                raise StateError(msg)
+            before = self._world
+            self._world, self._prepared, self._crossing = world, None, None
+            self._deferred.clear()
+            self.epoch, self._rehearsed = epoch, None
+            self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
+        if before is not None:
+            self._retired += [peer for peer in before.peers.values() if not world.holds(peer)]
+            before.revoke(f"epoch {before.epoch} is over")
+        gone = [Loss(peer, peer.lost) for peer in world.peers.values() if peer.lost]
+        if gone:  # since the barrier
+            self._on_lost(gone)
+
+    def rollback(self, epoch: int) -> None:
+        """Close what was prepared for `epoch`; the world before is as it was."""
+        with self._lock:
+            if epoch <= self.epoch:
+                return
+            self._burnt.add(epoch)
+            world = self._prepared
+            if world is None or world.epoch != epoch:
+                return
+            self._prepared = self._crossing = None
+            deferred, self._deferred = self._deferred, []
+        world.revoke(f"epoch {epoch} was given up")
+        self.wiring.wake()
+        if world.ready:
+            self.wiring.drop(world.fresh, epoch=self.epoch)
+        self.wiring.discard(lambda _uid, since: since == epoch)
+        self._on_lost(deferred)
+
+    def release(self, epoch: int) -> None:
+        """Close the links that the world of `epoch` does not use any more."""
+        with self._lock:
+            if epoch != self.epoch:
+                return
+            retired, self._retired = self._retired, []
+        self.wiring.drop(retired, epoch=epoch)
+        known = {peer.uid for peer in self._peers()}
+        self.wiring.discard(lambda uid, since: since < epoch and uid not in known)
+
+    # --- revocation -------------------------------------------------------------------------------
+
+    def revoke(self, epoch: int, reason: str) -> None:
+        """Let nothing of `epoch` pass here any more; wake who waits, and tell every peer.
+
+        Nothing happens unless it is the present or the prepared epoch; twice is harmless.
+        """
+        with self._lock:
+            world = self._of(epoch)
+            if world is None or world.latch.is_set:
+                return
+            world.revoke(reason)
+            if world is self._world:
+                self.mode = Mode.REVOKED
+            peers = list(world.peers.values())
+        self.wiring.wake()
+        for peer in peers:
+            peer.say(Kind.REVOKE, epoch)
+
+    def _of(self, epoch: int) -> World | None:
+        return next((world for world in self._worlds() if world.epoch == epoch), None)
+
+    def observe(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
+        """Take note that this process itself has seen links break: revoke, and accuse once."""
+        with self._lock:
+            if self._closed or self._of(epoch) is None:
+                return
+            first = epoch not in self._accused
+            self._accused.add(epoch)
+        self.revoke(epoch, reason)
+        if first and self.on_broken is not None:
+            self.on_broken(epoch, peers, reason)
+
+    def _on_word(self, peer: Peer, head: Header) -> None:
+        if head.kind == Kind.BYE:
+            peer.left = True
+        elif head.kind == Kind.REVOKE:
+            self.revoke(head.epoch, f"{peer.uid} says that it is revoked")
+
+    def _on_lost(self, losses: Sequence[Loss]) -> None:
+        """Take note of control links that broke, if they belong to the present world."""
+        seen = []
+        with self._lock:
+            if self._closed:
+                return
+            for loss in losses:
+                if self._crossing is not None and not self._crossing.holds(loss.peer):
+                    self._deferred.append(loss)
+                    continue
+                loss.peer.lost = loss.reason
+                if self._world is not None and self._world.holds(loss.peer) and not loss.peer.left:
+                    seen.append(loss)
+            epoch = self.epoch
+        if seen:
+            peers = tuple(sorted(loss.peer.uid for loss in seen))
+            self.observe(epoch, peers, "; ".join(loss.reason for loss in seen))
+
+    # --- votes and collectives --------------------------------------------------------------------
+
+    def exchange(
+        self, payload: bytes, *, extra: Mapping[int, bytes] | None = None
+    ) -> list[bytes]:
+        """Send `payload` to every rank, followed by what `extra` has for it; return what each sent.
+
+        Raises `LinkError` if a link breaks, `Interrupted` if the world is revoked first.
+        """
+        if self.fault is not None:
+            raise self.fault
+        extra = extra or {}
+        if self.mode is Mode.SANDBOX:
+            return [payload + extra.get(self.rank, b"")] * self.world_size
+        world = self.present()
+        try:
+            return world.meshes[WORLD].everybody(
+                Kind.VOTE, payload, extra, self.timeouts.collective_s
+            )
+        except LinkError as error:
+            self.observe(world.epoch, error.peers, str(error))
+            raise
+
+    def present(self) -> World:
+        """Return the present world. Raises `Interrupted` if it is revoked."""
+        world = self._world
+        if world is None or world.latch.is_set:
+            raise Interrupted(world.latch.reason if world else "this process is in no world")
+        return world
+
+    def mesh(self, world: World, name: str) -> Mesh:
+        """Return the mesh of a group, after opening the links it lacks."""
+        mesh = world.meshes.get(name)
+        if mesh is not None:
+            return mesh
+        group = self.groups[name]
+        self.wiring.complete(world, world.lacking(name, group))
+        return world.bind_group(name, group)
+
+    def quiesce(self) -> None:
+        """Wait until no collective of this process is under way; if revoked, they end at once."""
+        deadline = time.monotonic() + self.timeouts.collective_s
+        for name, group in list(self.groups.items()):
+            if not group.settle(max(0.0, deadline - time.monotonic())):
+                msg = f"collectives of group {name} did not end within {self.timeouts.collective_s:g} s"
+                raise LinkError(msg)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def connect_state(
+        self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
+    ) -> socket.socket:
+        """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
+        return self.wiring.connect_state(
+            uid, endpoint, epoch=epoch, world=self._of(epoch), timeout_s=timeout_s
+        )
+
+    def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
+        """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
+        return self.wiring.accept_state(
+            uid, epoch=epoch, world=self._of(epoch), timeout_s=timeout_s
+        )
+
+    # --- who may dial -----------------------------------------------------------------------------
+
+    def _refusal(self, hello: Hello) -> str:
+        """Return why a link is refused; nothing if it is welcome."""
+        if hello.job != self._identity.job:
+            return f"this is job {self._identity.job}, not {hello.job}"
+        if hello.receiver != self._identity.uid:
+            return f"this is {self._identity.uid}, not {hello.receiver}"
+        if hello.epoch < self.epoch or hello.epoch in self._burnt:
+            return f"epoch {hello.epoch} is over"
+        return ""
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def close(self, *, bye: bool) -> None:
+        """End every thread and close every socket. `bye`: peers need not wonder what happened."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self.mode is Mode.LIVE:
+                self.mode = Mode.REVOKED
+        for peer in self._all_peers() if bye else ():
+            peer.say(Kind.BYE, self.epoch)
+        for world in self._worlds():
+            world.revoke("this process leaves")
+        self.wiring.wake()
+        for group in list(self.groups.values()):
+            group.close()
+        with self._preparing:
+            self.wiring.close(self._all_peers())
+        _fabrics.discard(self)
+
+    def _worlds(self) -> list[World]:
+        return [world for world in (self._world, self._prepared) if world is not None]
+
+    def _all_peers(self) -> list[Peer]:
+        peers = [peer for world in self._worlds() for peer in world.peers.values()]
+        return peers + self._retired
+
+    def close_in_child(self) -> None:
+        """Close the copies of all sockets in a process forked from this one.
+
+        Otherwise a dead rank's links would stay open in the workers of its data loader.
+        """
+        self._closed = True
+        self.wiring.close_in_child(self._all_peers())
+
+
+_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for fabric in list(_fabrics):
+        fabric.close_in_child()
+    _fabrics.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

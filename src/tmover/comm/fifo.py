@@ -1,0 +1,106 @@
+"""A group's jobs, one at a time and in order: in the caller where possible, else in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+
+class Job(Protocol):
+    """Something to be done in turn."""
+
+    def run(self) -> None:
+        """Do it. Never raises: what goes wrong is part of the outcome."""
+
+    def finish(self) -> None:
+        """Publish the outcome; the next job may run already."""
+
+
+class _Waited:
+    """A job whose caller waits for it though others are before it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        self._job.run()
+
+    def finish(self) -> None:
+        self._job.finish()
+        self.over.set()
+
+
+class Fifo:
+    """The turns of one group. Its thread exists from the first job that needs it to `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._queue: deque[Job] = deque()
+        self._busy = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def run(self, job: Job) -> None:
+        """Run the job after all that came before it, and return when it is finished."""
+        with self._changed:
+            inline = not self._busy and not self._queue
+            self._busy = self._busy or inline
+        if inline:
+            self._perform(job)
+            return
+        waited = _Waited(job)
+        self.submit(waited)
+        if threading.current_thread() is self._thread:  # called by what a job's outcome set off
+            while not waited.over.is_set():
+                self._next()
+        waited.over.wait()
+
+    def submit(self, job: Job) -> None:
+        """Let the thread run the job after all that came before it."""
+        with self._changed:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.append(job)
+            self._changed.notify_all()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing runs and nothing is waiting; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy and not self._queue, timeout_s)
+
+    def close(self) -> None:
+        """End the thread once nothing is left to do."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._busy if self._queue else self._closed and not self._busy
+            )
+            if not self._queue:
+                return False
+            job = self._queue.popleft()
+            self._busy = True
+        self._perform(job)
+        return True
+
+    def _perform(self, job: Job) -> None:
+        try:
+            job.run()
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        job.finish()

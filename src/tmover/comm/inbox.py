@@ -1,0 +1,213 @@
+"""Messages between two ranks, and how what comes is matched with what was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import torch
+
+from tmover.comm.frame import Header, Kind, Op, Stamp
+from tmover.comm.link import Link
+from tmover.comm.tensors import flat, give_back, view
+from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
+from tmover.comm.work import Work
+from tmover.comm.world import World
+from tmover.errors import ConfigError, ProtocolError
+
+ANY = -1
+TAG_LIMIT = 1 << 32
+
+
+class Message(Work):
+    """A message that was posted; done once `conclude` was called."""
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        *,
+        world: World,
+        outgoing: bool,
+        peer: int,
+        tag: int,
+        timeout_s: float,
+    ) -> None:
+        super().__init__([tensor], pending=True)
+        if not 0 <= tag < TAG_LIMIT:
+            msg = f"tag {tag}: tags are from 0 to {TAG_LIMIT - 1}"
+            raise ConfigError(msg)
+        self.world = world
+        self.outgoing = outgoing
+        self.peer = peer
+        """The other end's rank in the group; of a receive from `ANY`, once it is known."""
+        self.tag = tag
+        self.strict = False
+        self.deadline = time.monotonic() + timeout_s
+        self.row = flat(tensor)
+        self._tensor = tensor
+
+    def conclude(self, error: Exception | None = None) -> None:
+        """Let who waits know that it is done."""
+        self._error = error
+        self.finish()
+
+    def arrived(self) -> None:
+        """Conclude a receive whose data is in `row`."""
+        with torch.no_grad():
+            give_back(self.row, self._tensor)
+        self.conclude()
+
+    def blank(self) -> None:
+        """Conclude without data that anybody will keep."""
+        if not self.outgoing:
+            self._tensor.detach().zero_()
+        self.conclude()
+
+    def mismatch(self, size: int) -> ProtocolError | None:
+        """Return what is wrong with receiving `size` bytes here."""
+        wanted = len(view(self.row))
+        if size == wanted:
+            return None
+        return ProtocolError(
+            f"ranks do different things: rank {self.peer} sends a message with tag {self.tag} of "
+            f"{size} bytes, this rank has a tensor of {wanted} bytes to receive it"
+        )
+
+    def source_rank(self) -> int:
+        """Return the sender's rank."""
+        return self.peer
+
+    _source_rank = source_rank
+
+
+class Answered(Work):
+    """A message where there are no peers: done from the start."""
+
+    def __init__(self, tensors: list[torch.Tensor], source: int) -> None:
+        super().__init__(tensors)
+        self._source = source
+
+    def source_rank(self) -> int:
+        """Return the rank it would have come from."""
+        return self._source
+
+    _source_rank = source_rank
+
+
+class Incoming(Receive):
+    """The next message of a link, whatever its tag; `choose` says where it is written."""
+
+    def __init__(
+        self, link: Link, epoch: int, burnt: Burnt, choose: Callable[[Header], memoryview]
+    ) -> None:
+        stamp = Stamp(Kind.P2P, Op.NONE, 0, epoch, 0, 0)
+        super().__init__(link, stamp, memoryview(bytearray()), burnt)
+        self._choose = choose
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some of it has come."""
+        return self.link.reader is self or self._offset > 0
+
+    @property
+    def tag(self) -> int:
+        """The message's tag, once some of it has come."""
+        return self._stamp.seq
+
+    def _fits(self, head: Header) -> bool:
+        if self._offset:
+            return super()._fits(head)
+        return head.kind == Kind.P2P and head.total <= VARIABLE_LIMIT
+
+    def _room(self, head: Header) -> memoryview:
+        if self._offset == 0:
+            self._into = self._choose(head)
+            self._size = head.total
+            self._stamp = Stamp(*head[:5], head.total)
+        return super()._room(head)
+
+
+class Inbox:
+    """What one rank sends here. `claim_any` finds a receive that takes it from whichever rank."""
+
+    def __init__(self, rank: int, claim_any: Callable[[int], Message | None]) -> None:
+        self._rank = rank
+        self._claim_any = claim_any
+        self._asked: dict[int, deque[Message]] = defaultdict(deque)
+        self._unasked: dict[int, deque[bytearray]] = defaultdict(deque)
+        self._incoming: Incoming | None = None
+        self._target: Message | None = None
+        self._spare: bytearray | None = None
+
+    def ask(self, message: Message) -> bool:
+        """Ask for a message; return whether it was there already."""
+        if self._unasked[message.tag]:
+            self._deliver(message, self._unasked[message.tag].popleft())
+            return True
+        if message.peer != ANY:
+            self._asked[message.tag].append(message)
+        return False
+
+    def wanted(self) -> bool:
+        """Return whether something is to be read: asked for, or come in part."""
+        under_way = self._incoming is not None and self._incoming.under_way
+        return under_way or any(self._asked.values())
+
+    def waiting(self) -> list[Message]:
+        """Return all that was asked for and has not come."""
+        target = [self._target] if self._target is not None else []
+        return target + [message for asked in self._asked.values() for message in asked]
+
+    def read(self, link: Link, epoch: int, burnt: Burnt) -> bool:
+        """Read what has come. Return whether it was a whole message, and more may have come."""
+        if self._incoming is None:
+            self._incoming = Incoming(link, epoch, burnt, self._choose)
+        if not self._incoming.step():
+            return False
+        tag = self._incoming.tag
+        self._incoming = None
+        self._complete(tag)
+        return True
+
+    def _complete(self, tag: int) -> None:
+        target, self._target = self._target, None
+        spare, self._spare = self._spare, None
+        if spare is None:
+            if target is not None:
+                target.arrived()
+            return
+        target = target or self._claim(tag)
+        if target is None:
+            self._unasked[tag].append(spare)
+        else:
+            self._deliver(target, spare)
+
+    def put(self, tag: int, data: bytearray) -> None:
+        """Take a message this rank has sent to itself."""
+        self._spare = data
+        self._complete(tag)
+
+    def _claim(self, tag: int) -> Message | None:
+        asked = self._asked[tag]
+        return asked.popleft() if asked else self._claim_any(tag)
+
+    def _choose(self, head: Header) -> memoryview:
+        self._target = self._claim(head.seq)
+        if self._target is not None:
+            self._target.peer = self._rank
+            if self._target.mismatch(head.total) is None:
+                return view(self._target.row)
+        self._spare = bytearray(head.total)
+        return memoryview(self._spare)
+
+    def _deliver(self, message: Message, data: bytearray) -> None:
+        message.peer = self._rank
+        error = message.mismatch(len(data))
+        if error is None:
+            view(message.row)[:] = data
+            message.arrived()
+        else:
+            message.conclude(error)
+
+

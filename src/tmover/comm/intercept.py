@@ -1,0 +1,250 @@
+"""Put our process group into the hands of a script that asked torch for one.
+
+`install` registers the backend and takes over `init_process_group`; every later group of the script
+comes through the default group's `new_group`, which torch 2.13 asks first. Nothing of torchrun's
+rendezvous is used: each process has a store of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from tmover.comm.fabric import Fabric, Mode
+from tmover.comm.group import TmoverGroup
+from tmover.errors import ConfigError, Interrupted, StateError
+
+_installed: Interception | None = None
+
+
+class DefaultGroup(TmoverGroup):
+    """The group of all ranks, which makes all others."""
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+    ) -> TmoverGroup | None:
+        """Return a group of these ranks; None if this process's is not among them."""
+        return _get().make(ranks, timeout, group_name, group_desc)
+
+
+class Interception:
+    """What was replaced in torch, and the groups made since."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.memberships: dict[str, tuple[int, ...]] = {}
+        """The ranks of every group the script has made, also of those this process is not in."""
+        self._originals: dict[str, Callable[..., Any]] = {}
+
+    def patch(self, name: str, wrapper: Callable[..., Any]) -> None:
+        """Replace a function of `torch.distributed`."""
+        original = getattr(c10d, name)
+        self._originals[name] = original
+        replacement = functools.wraps(original)(wrapper)
+        setattr(c10d, name, replacement)
+        setattr(dist, name, replacement)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for name, original in self._originals.items():
+            setattr(c10d, name, original)
+            setattr(dist, name, original)
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Return what was replaced."""
+        return self._originals[name]
+
+    def make(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None,
+        name: str,
+        desc: str | None,
+    ) -> TmoverGroup | None:
+        """Return a new group; None if this process is not in it."""
+        self.memberships[name] = tuple(ranks)
+        rank = self.fabric.rank
+        if rank not in ranks:
+            return None
+        group = TmoverGroup(self.fabric, name, ranks, rank=rank, store=dist.HashStore())
+        group._set_group_desc(desc or "undefined")
+        if timeout is not None:
+            group.set_timeout(timeout)
+        return group
+
+
+def install(fabric: Fabric) -> None:
+    """Let every process group of this process be one over `fabric`."""
+    global _installed  # noqa: PLW0603 - torch.distributed is global too
+    if _installed is not None:
+        msg = "tmover's process groups are installed already"
+        raise ConfigError(msg)
+    _installed = made = Interception(fabric)
+    if "TMOVER" not in dist.Backend._plugins:
+        dist.Backend.register_backend("tmover", _create, extended_api=True, devices=["cpu"])
+    made.patch("init_process_group", _init_process_group)
+    for name, answer in _OBJECTS.items():
+        made.patch(name, functools.partial(_carry_objects, name, answer))
+
+
+def uninstall() -> None:
+    """Put torch back as it was, after ending the groups that were made."""
+    global _installed  # noqa: PLW0603
+    if _installed is None:
+        return
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _installed.restore()
+    _installed = None
+
+
+def rebind(rank: int) -> None:
+    """Let the default group, and every group it is possible for, hold another rank.
+
+    Raises `StateError` if a group of the script has one of the two ranks but not the other: a process
+    that held the new rank from the start would have other groups.
+    """
+    installed = _get()
+    groups = installed.fabric.groups
+    own = installed.fabric.rank
+    for name, ranks in installed.memberships.items():
+        if (own in ranks) != (rank in ranks):
+            msg = f"rank {own} cannot become rank {rank}: group {name} of ranks {list(ranks)}"
+            raise StateError(msg)
+    for group in groups.values():
+        if isinstance(group, TmoverGroup):
+            group.rebind(rank)
+    installed.fabric.rehearse(rank, installed.fabric.world_size)
+
+
+def _get() -> Interception:
+    if _installed is None:
+        msg = "tmover's process groups are not installed"
+        raise ConfigError(msg)
+    return _installed
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _create(options: Any, _backend_options: Any = None) -> TmoverGroup:
+    """Make the default group; called by torch."""
+    made = _get()
+    ranks = tuple(range(options.group_size))
+    name = str(options.group_id)
+    made.memberships[name] = ranks
+    group = DefaultGroup(
+        made.fabric, name, ranks, rank=options.group_rank, store=dist.HashStore()
+    )
+    group.set_timeout(options.timeout)
+    return group
+
+
+def _init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+    **_kwargs: Any,
+) -> None:
+    """Stand in for `torch.distributed.init_process_group`. A second call changes nothing."""
+    made = _get()
+    if dist.is_initialized():
+        return
+    fabric = made.fabric
+    if rank not in (-1, fabric.rank) or world_size not in (-1, fabric.world_size):
+        msg = (
+            f"init_process_group(rank={rank}, world_size={world_size}) in a process that is rank "
+            f"{fabric.rank} of {fabric.world_size}"
+        )
+        raise ConfigError(msg)
+    made.memberships.clear()
+    made.original("init_process_group")(
+        "tmover",
+        store=dist.HashStore(),
+        rank=fabric.rank,
+        world_size=fabric.world_size,
+        timeout=timeout,
+    )
+    group = c10d._get_default_group()
+    known_as = dist.Backend(backend or "gloo")
+    c10d._world.pg_map[group] = (known_as, c10d._world.pg_map[group][1])
+    c10d._world.pg_backend_config[group] = str(known_as)
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+Synthetic = Callable[..., Any]
+
+
+def _carry_objects(name: str, answer: Synthetic, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for an object collective: answered in the sandbox, raising once revoked.
+
+    Objects are pickles of sizes that are sent before: unlike a tensor, a broken one cannot be
+    computed with.
+    """
+    made = _get()
+    group = kwargs.get("group") or c10d._get_default_group()
+    if not isinstance(group, TmoverGroup):
+        return made.original(name)(*args, **kwargs)
+    if made.fabric.mode is Mode.SANDBOX:
+        return answer(*args, **kwargs)
+    if made.fabric.mode is Mode.REVOKED:
+        msg = f"{name}: the world is revoked, this attempt will not be kept"
+        raise Interrupted(msg)
+    group.strict = True
+    try:
+        return made.original(name)(*args, **kwargs)
+    finally:
+        group.strict = False
+
+
+def _answer_gather(object_list: list[Any], obj: Any, *_args: Any, **_kwargs: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _answer_gather_on_root(
+    obj: Any, object_gather_list: list[Any] | None = None, *_args: Any, **_kwargs: Any
+) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _answer_scatter(
+    output: list[Any], objects: list[Any] | None = None, *_args: Any, **_kwargs: Any
+) -> None:
+    if objects:
+        output[0] = objects[min(_get().fabric.rank, len(objects) - 1)]
+
+
+def _answer_nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Leave everything as it is."""
+
+
+def _answer_recv(_objects: list[Any], src: int | None = None, *_args: Any, **_kwargs: Any) -> int:
+    return src if src is not None else 0
+
+
+_OBJECTS: dict[str, Synthetic] = {
+    "broadcast_object_list": _answer_nothing,
+    "all_gather_object": _answer_gather,
+    "gather_object": _answer_gather_on_root,
+    "scatter_object_list": _answer_scatter,
+    "send_object_list": _answer_nothing,
+    "recv_object_list": _answer_recv,
+}

@@ -1,0 +1,50 @@
+"""Things that wake a thread in `poll`: a latch once and for ever, a bell again and again.
+
+Their descriptors live as long as anybody holds them, so that no thread can ever wait on a number that
+means something else by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class _Waker:
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Latch(_Waker):
+    """Set once, with a reason. `fd` becomes readable then, and stays so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return self.reason is not None
+
+    def set(self, reason: str) -> None:
+        """Wake everybody. Only the first reason is kept."""
+        if self.reason is None:
+            self.reason = reason
+            os.eventfd_write(self.fd, 1)
+
+
+class Bell(_Waker):
+    """`fd` is readable from `ring` to `clear`."""
+
+    def ring(self) -> None:
+        """Wake who waits, or who will wait next."""
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        """Take note; call before looking at what it was rung for."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)

@@ -1,0 +1,166 @@
+"""A link: one connection to one process, and what is half sent or half received on it.
+
+Nothing here blocks. A message that is given up half way leaves at most one frame unfinished in each
+direction: the sender pads it out before the next one, the reader reads it to its end and drops it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from tmover.comm.frame import HEADER, Header, parse
+from tmover.errors import LinkError
+
+AHEAD = 64 << 10
+"""How far a reader of short messages reads ahead."""
+_ZEROS = memoryview(bytes(1 << 18))
+_NOTHING = memoryview(b"")
+
+
+class Life(Protocol):
+    """When a link counts as dead though nobody said so."""
+
+    idle_s: int
+    interval_s: int
+    probes: int
+    unacked_s: float
+
+
+def tune(sock: socket.socket, life: Life) -> None:
+    """Make a connected socket fast, nonblocking, and quick to notice a peer that is gone."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, life.idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, life.interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, life.probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(life.unacked_s * 1000))
+
+
+class Link:
+    """One end of a connection. One thread at a time may send, and one may receive."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.head: Header | None = None
+        """The frame being received."""
+        self.left = 0
+        """How much of its payload is still to come."""
+        self.reader: object | None = None
+        """Who receives it; None before somebody has claimed it."""
+        self._head_out = b""
+        self._body_out = _NOTHING
+        self._pad = 0
+        self._partial = b""
+        self._ahead = memoryview(bytearray(AHEAD))
+        self._lo = self._hi = 0
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def put(self, head: bytes, body: memoryview = _NOTHING) -> bool:
+        """Send a frame, after whatever is left of the one before. Return whether all of it went.
+
+        May be called again only after `flush` has returned True.
+        """
+        self._head_out, self._body_out = head, body
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is left to send. Return whether nothing is left."""
+        try:
+            while self._head_out or self._body_out:
+                sent = self.sock.sendmsg((self._head_out, self._body_out))
+                rest = sent - len(self._head_out)
+                self._head_out = self._head_out[sent:]
+                if rest > 0:
+                    self._body_out = self._body_out[rest:]
+            while self._pad:
+                self._pad -= self.sock.send(_ZEROS[: self._pad])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self.broken(error) from error
+        return True
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def next_head(self, *, ahead: bool) -> Header | None:
+        """Read the next frame's header, if it has come. `ahead`: and what follows, in one call."""
+        size = HEADER.size
+        if not self._partial and self._hi - self._lo >= size:
+            self.head = parse(self._ahead[self._lo : self._lo + size])
+            self._lo += size
+        else:
+            want = AHEAD if ahead else size - len(self._partial) - (self._hi - self._lo)
+            self._partial += bytes(self._ahead[self._lo : self._hi])
+            self._lo = self._hi = 0
+            count = self._recv(self._ahead[:want])
+            if count == 0:
+                return None
+            take = min(size - len(self._partial), count)
+            self._partial += bytes(self._ahead[:take])
+            self._lo, self._hi = take, count
+            if len(self._partial) < size:
+                return None
+            self.head, self._partial = parse(self._partial), b""
+        self.left, self.reader = self.head.length, None
+        return self.head
+
+    def read(self, into: memoryview) -> int:
+        """Read payload of the frame into `into`. Return how much had come."""
+        if self._lo < self._hi:
+            count = min(len(into), self._hi - self._lo)
+            into[:count] = self._ahead[self._lo : self._lo + count]
+            self._lo += count
+        else:
+            count = self._recv(into)
+        self.left -= count
+        return count
+
+    def skip(self) -> bool:
+        """Read the frame to its end and drop it. Return whether the end has come."""
+        while self.left:
+            buffered = min(self.left, self._hi - self._lo)
+            self._lo += buffered
+            self.left -= buffered
+            if self.left:
+                self._lo = self._hi = 0
+                count = self._recv(self._ahead[: min(self.left, AHEAD)])
+                if count == 0:
+                    return False
+                self.left -= count
+        self.head = None
+        return True
+
+    def _recv(self, into: memoryview) -> int:
+        try:
+            count = self.sock.recv_into(into)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self.broken(error) from error
+        if count == 0:
+            raise self.broken("closed by the other end")
+        return count
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Let go of the memory of whoever was sending and receiving: its message is given up."""
+        self._pad += len(self._body_out)
+        self._body_out = _NOTHING
+        if self.head is not None and self.reader is not None:
+            self.reader = self
+
+    def broken(self, why: object) -> LinkError:
+        """Return the error that says why the link cannot be used any more."""
+        return LinkError(f"link to {self.peer}: {why}", (self.peer,))
+
+    def close(self) -> None:
+        """Close the connection; closing twice is harmless."""
+        self.sock.close()

@@ -1,0 +1,209 @@
+"""Where links arrive: one socket per process, one thread that lets in who belongs here.
+
+An accepted link is parked until somebody takes it, so nobody waits for a peer that is still busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tmover.comm.handshake import Acceptor, Hello
+from tmover.comm.latch import Latch
+from tmover.errors import Interrupted, LinkError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_GLANCE_S = 0.25
+
+
+class Key(NamedTuple):
+    """What a link is for."""
+
+    group: str
+    lane: str
+    peer: str
+
+
+class Late(LinkError, TimeoutError):
+    """Nobody came in time."""
+
+
+class _Parked(NamedTuple):
+    epoch: int
+    sock: socket.socket
+
+
+class _Visitor:
+    """A connection whose handshake is under way."""
+
+    def __init__(self, sock: socket.socket, acceptor: Acceptor, deadline: float) -> None:
+        self.sock = sock
+        self.acceptor = acceptor
+        self.deadline = deadline
+
+
+class Listener:
+    """Accepts, authenticates and parks links. `check` says why a hello is refused, or nothing."""
+
+    def __init__(
+        self, address: str, *, secret: bytes, check: Callable[[Hello], str], handshake_s: float
+    ) -> None:
+        self._secret = secret
+        self._check = check
+        self._handshake_s = handshake_s
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self._socket.setblocking(False)
+        host, port = self._socket.getsockname()[:2]
+        self.endpoint = f"{host}:{port}"
+        self._arrived = threading.Condition()
+        self._parked: dict[Key, _Parked] = {}
+        self._visitors: set[_Visitor] = set()
+        self._subscribers: dict[tuple[str, str], Callable[[], None]] = {}
+        self._wake = Latch()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._wake.fd, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="tmover-listen", daemon=True)
+        self._thread.start()
+
+    # --- for those who wait -----------------------------------------------------------------------
+
+    def take(self, key: Key, *, since: int, latch: Latch, deadline: float) -> socket.socket:
+        """Return the link for `key` that was opened in epoch `since` or later.
+
+        Raises `Late` after the deadline, `Interrupted` once the latch is set.
+        """
+        with self._arrived:
+            while True:
+                sock = self._claim(key, since)
+                if sock is not None:
+                    return sock
+                if latch.is_set:
+                    raise Interrupted(latch.reason)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    msg = f"no link came from {key.peer} in time"
+                    raise Late(msg, (key.peer,))
+                self._arrived.wait(min(left, _GLANCE_S))
+
+    def glance(self, key: Key, *, since: int) -> socket.socket | None:
+        """Return the link for `key` if it is there already."""
+        with self._arrived:
+            return self._claim(key, since)
+
+    def subscribe(self, group: str, lane: str, callback: Callable[[], None]) -> None:
+        """Call back whenever such a link arrives."""
+        self._subscribers[group, lane] = callback
+
+    def kick(self) -> None:
+        """Let everybody who waits look at his latch."""
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def discard(self, unwanted: Callable[[Key, int], bool]) -> None:
+        """Close parked links of which `unwanted(key, epoch)` says so."""
+        with self._arrived:
+            for key, parked in list(self._parked.items()):
+                if unwanted(key, parked.epoch):
+                    self._parked.pop(key).sock.close()
+
+    def _claim(self, key: Key, since: int) -> socket.socket | None:
+        parked = self._parked.get(key)
+        if parked is None or parked.epoch < since:
+            return None
+        return self._parked.pop(key).sock
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._wake.is_set:
+            timeout = 1.0 if self._visitors else None
+            for key, _ in self._selector.select(timeout):
+                if key.fileobj is self._socket:
+                    self._accept()
+                elif key.data is not None:
+                    self._talk(key.data)
+            now = time.monotonic()
+            for visitor in [v for v in self._visitors if v.deadline < now]:
+                self._dismiss(visitor, "did not finish its handshake in time")
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = self._socket.accept()
+            sock.setblocking(False)
+            deadline = time.monotonic() + self._handshake_s
+            visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
+            self._visitors.add(visitor)
+            self._selector.register(sock, selectors.EVENT_READ, visitor)
+
+    def _talk(self, visitor: _Visitor) -> None:
+        """Go on with one handshake. Its messages are short: they fit any socket's buffer."""
+        acceptor = visitor.acceptor
+        try:
+            data = visitor.sock.recv(acceptor.needs)
+            if not data:
+                self._dismiss(visitor, "hung up")
+                return
+            reply = acceptor.feed(data)
+            if reply:
+                visitor.sock.send(reply)
+            if acceptor.hello is not None:
+                self._park(visitor, acceptor.hello)  # only now may its taker speak first
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            self._dismiss(visitor, str(error))
+            return
+        if acceptor.refused:
+            self._dismiss(visitor, acceptor.refused)
+
+    def _dismiss(self, visitor: _Visitor, why: str) -> None:
+        logger.debug("closed a connection: %s", why)
+        self._forget(visitor)
+        visitor.sock.close()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        if visitor in self._visitors:
+            self._visitors.discard(visitor)
+            self._selector.unregister(visitor.sock)
+
+    def _park(self, visitor: _Visitor, hello: Hello) -> None:
+        self._forget(visitor)
+        key = Key(hello.group, hello.lane, hello.sender)
+        with self._arrived:
+            old = self._parked.pop(key, None)
+            self._parked[key] = _Parked(hello.epoch, visitor.sock)
+            self._arrived.notify_all()
+        if old is not None:
+            old.sock.close()
+        callback = self._subscribers.get((hello.group, hello.lane))
+        if callback is not None:
+            callback()
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop listening, and close what nobody took."""
+        self._wake.set("closed")
+        self._thread.join()
+        for visitor in list(self._visitors):
+            self._dismiss(visitor, "the listener closes")
+        self.discard(lambda _key, _epoch: True)
+        self._selector.close()
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """Close this process's copies of the sockets, in a process that was forked from it."""
+        for visitor in list(self._visitors):
+            visitor.sock.close()
+        for parked in list(self._parked.values()):
+            parked.sock.close()
+        self._socket.close()
+        self._selector.close()

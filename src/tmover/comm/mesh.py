@@ -1,0 +1,137 @@
+"""A mesh: the links of one group in one epoch, by rank, and what is sent over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from tmover.comm.frame import Kind, Op, Stamp
+from tmover.comm.latch import Latch
+from tmover.comm.link import Link
+from tmover.comm.tensors import view
+from tmover.comm.transfer import Burnt, Collect, Fold, Onto, Receive, Send, transfer
+
+_ALIGN = 64
+
+
+class Mesh:
+    """Bound to ranks and to an epoch; the links themselves know neither."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        rank: int,
+        links: Sequence[Link | None],
+        latch: Latch,
+        burnt: Burnt,
+        timeout_s: float,
+    ) -> None:
+        self.epoch = epoch
+        self.rank = rank
+        self.size = len(links)
+        self.latch = latch
+        self.timeout_s = timeout_s
+        self._links = links
+        self._burnt = burnt
+        self._seq = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self.peers = tuple((rank + i) % self.size for i in range(1, self.size))
+        """The other ranks, each rank starting with its successor."""
+
+    def call(self, op: Op, *, total: int = 0, detail: int = 0) -> Call:
+        """Begin the next collective, of `total` bytes per rank."""
+        self._seq += 1
+        return Call(self, Stamp(Kind.DATA, op, detail, self.epoch, self._seq, total))
+
+    def link(self, rank: int) -> Link:
+        """Return the link to another rank."""
+        link = self._links[rank]
+        assert link is not None, f"no link to rank {rank}"
+        return link
+
+    def scratch(self, size: int) -> torch.Tensor:
+        """Return at least `size` bytes of memory, the same again until more is asked for."""
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8)
+        return self._scratch
+
+    def everybody(
+        self, kind: Kind, payload: bytes, extra: Mapping[int, bytes], timeout_s: float
+    ) -> list[bytes]:
+        """Send `payload` to all, with what `extra` has for each; return what each rank sent here."""
+        self._seq += 1
+        seq = 0 if kind is Kind.BARRIER else self._seq
+        sends, receives = [], {}
+        for rank in self.peers:
+            link = self.link(rank)
+            data = payload + extra.get(rank, b"")
+            stamp = Stamp(kind, Op.NONE, 0, self.epoch, seq, len(data))
+            sends.append(Send(link, stamp, memoryview(data)))
+            receives[rank] = Collect(link, stamp, self._burnt)
+        transfer(sends, list(receives.values()), self.latch, timeout_s)
+        own = payload + extra.get(self.rank, b"")
+        return [
+            own if rank == self.rank else bytes(receives[rank].data) for rank in range(self.size)
+        ]
+
+    def send(self, stamp: Stamp, rank: int, data: memoryview) -> Send:
+        """Return a message to `rank`."""
+        return Send(self.link(rank), stamp, data)
+
+    def receive(self, stamp: Stamp, rank: int, into: memoryview) -> Receive:
+        """Return a message from `rank`, to be written into `into`."""
+        return Receive(self.link(rank), stamp, into, self._burnt)
+
+    def fold(self, stamp: Stamp, rank: int, scratch: memoryview, onto: Onto) -> Fold:
+        """Return a message from `rank`, to be folded onto what is there."""
+        return Fold(self.link(rank), stamp, scratch, self._burnt, onto=onto)
+
+
+class Call:
+    """One collective: its messages, which all bear the same stamp."""
+
+    def __init__(self, mesh: Mesh, stamp: Stamp) -> None:
+        self._mesh = mesh
+        self._stamp = stamp
+
+    def send(self, rank: int, row: torch.Tensor) -> Send:
+        """Return a message to `rank`."""
+        return self._mesh.send(self._stamp, rank, view(row))
+
+    def receive(self, rank: int, row: torch.Tensor) -> Receive:
+        """Return a message from `rank`."""
+        return self._mesh.receive(self._stamp, rank, view(row))
+
+    def send_own(self, rank: int, row: torch.Tensor) -> Send:
+        """Return a message to `rank` in a collective whose messages have sizes of their own."""
+        data = view(row)
+        return self._mesh.send(self._stamp._replace(total=len(data)), rank, data)
+
+    def receive_own(self, rank: int, row: torch.Tensor) -> Receive:
+        """Return a message from `rank` in a collective whose messages have sizes of their own."""
+        into = view(row)
+        return self._mesh.receive(self._stamp._replace(total=len(into)), rank, into)
+
+    def fold(
+        self,
+        rank: int,
+        row: torch.Tensor,
+        scratch: torch.Tensor,
+        fold: Callable[[torch.Tensor, torch.Tensor], object],
+    ) -> Fold:
+        """Return a message from `rank` that is folded into `row`, a segment at a time."""
+        width = row.element_size()
+        segment = scratch.view(row.dtype)
+
+        def into_row(offset: int, length: int) -> None:
+            first, count = offset // width, length // width
+            fold(row[first : first + count], segment[:count])
+
+        onto = Onto(size=row.numel() * width, fold=into_row)
+        return self._mesh.fold(self._stamp, rank, view(scratch), onto)
+
+    def go(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
+        """Carry the messages out, all at once."""
+        transfer(sends, receives, self._mesh.latch, self._mesh.timeout_s)

@@ -1,0 +1,107 @@
+"""Opens links between two processes: of each pair the larger uid dials, the other one waits."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tmover.comm.dial import dial
+from tmover.comm.handshake import Hello
+from tmover.comm.latch import Latch
+from tmover.comm.link import Life, Link, tune
+from tmover.comm.listener import Key, Listener
+from tmover.comm.world import Lane, Peer, Wanted
+from tmover.errors import LinkError
+
+
+class Identity(NamedTuple):
+    """Who this process is."""
+
+    job: str
+    secret: bytes
+    uid: str
+    address: str
+
+
+def hello_to(uid: str, lane: Lane, epoch: int, own: Identity) -> Hello:
+    """Return what a process says when it dials `uid`."""
+    return Hello(
+        job=own.job,
+        epoch=epoch,
+        group=lane.group,
+        lane=lane.use,
+        sender=own.uid,
+        receiver=uid,
+    )
+
+
+class Opener:
+    """Opens links for one process, and counts them."""
+
+    def __init__(self, identity: Identity, listener: Listener, life: Life) -> None:
+        self._identity = identity
+        self._listener = listener
+        self._life = life
+        self.opened = 0
+
+    def open_all(
+        self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
+    ) -> None:
+        """Open every link in `wanted`, first those this process dials.
+
+        What was opened stays in its peer's `lanes`. Raises one `LinkError` that names every peer that
+        could not be reached.
+        """
+        deadline = time.monotonic() + timeout_s
+        errors: list[LinkError] = []
+        dials = sorted(wanted, key=lambda want: self._dials(want.peer), reverse=True)
+        for want in dials:
+            if any(want.peer.uid in error.peers for error in errors):
+                continue
+            try:
+                self.open(want, epoch=epoch, latch=latch, deadline=deadline)
+            except LinkError as error:
+                errors.append(error)
+        if errors:
+            raise _joined(errors)
+
+    def open(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
+        """Open one link."""
+        if self._dials(want.peer):
+            return self.dial(want, epoch=epoch, latch=latch, deadline=deadline)
+        peer, lane = want
+        key = Key(lane.group, lane.use, peer.uid)
+        sock = self._listener.take(key, since=peer.since, latch=latch, deadline=deadline)
+        return self.adopt(sock, want)
+
+    def dial(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
+        """Open one link by dialing, whichever uid is the larger."""
+        peer, lane = want
+        hello = hello_to(peer.uid, lane, epoch, self._identity)
+        sock = dial(
+            peer.endpoint,
+            hello,
+            secret=self._identity.secret,
+            source=self._identity.address,
+            latch=latch,
+            deadline=deadline,
+        )
+        return self.adopt(sock, want)
+
+    def adopt(self, sock: socket.socket, want: Wanted) -> Link:
+        """Make a link of a connection that has passed its handshake."""
+        tune(sock, self._life)
+        link = Link(sock, want.peer.uid)
+        want.peer.lanes[want.lane] = link
+        self.opened += 1
+        return link
+
+    def _dials(self, peer: Peer) -> bool:
+        return self._identity.uid > peer.uid
+
+
+def _joined(errors: Sequence[LinkError]) -> LinkError:
+    peers = tuple(sorted({peer for error in errors for peer in error.peers}))
+    return LinkError("; ".join(str(error) for error in errors), peers)

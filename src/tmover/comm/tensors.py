@@ -1,0 +1,103 @@
+"""Tensors as bytes, and the reductions over them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ReduceOp
+
+from tmover.errors import ConfigError
+
+_WRITABLE = 0x200
+_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_from_memory.restype = ctypes.py_object
+_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_EMPTY = memoryview(bytearray())
+
+_DTYPES = {
+    dtype: code
+    for code, dtype in enumerate(
+        (
+            torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+            torch.float16, torch.bfloat16, torch.float32, torch.float64,
+            torch.complex64, torch.complex128,
+        ),
+        start=1,
+    )
+}  # fmt: skip
+
+
+class Reduction(NamedTuple):
+    """How the elements of several ranks become one."""
+
+    code: int
+    fold: Callable[[torch.Tensor, torch.Tensor], object]
+    """Folds the second tensor into the first."""
+    average: bool = False
+
+    def finish(self, tensor: torch.Tensor, ranks: int) -> None:
+        """Do what is left to do once all ranks are folded in."""
+        if self.average:
+            rounding = None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
+            tensor.copy_(torch.div(tensor, ranks, rounding_mode=rounding))
+
+
+def _add(into: torch.Tensor, other: torch.Tensor) -> object:
+    return into.add_(other)
+
+
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
+    (ReduceOp.SUM, Reduction(1, _add)),
+    (ReduceOp.AVG, Reduction(2, _add, average=True)),
+    (ReduceOp.PRODUCT, Reduction(3, lambda into, other: into.mul_(other))),
+    (ReduceOp.MIN, Reduction(4, lambda into, other: torch.minimum(into, other, out=into))),
+    (ReduceOp.MAX, Reduction(5, lambda into, other: torch.maximum(into, other, out=into))),
+    (ReduceOp.BAND, Reduction(6, lambda into, other: into.bitwise_and_(other))),
+    (ReduceOp.BOR, Reduction(7, lambda into, other: into.bitwise_or_(other))),
+    (ReduceOp.BXOR, Reduction(8, lambda into, other: into.bitwise_xor_(other))),
+)
+
+
+def reduction_of(op: Any) -> Reduction:
+    """Return the reduction torch calls `op`. Raises `ConfigError` if there is none here."""
+    for known, reduction in _REDUCTIONS:
+        if op == known:  # the other way round it is always False
+            return reduction
+    msg = f"reduction {op} is not supported"
+    raise ConfigError(msg)
+
+
+def detail_of(tensor: torch.Tensor, reduction: Reduction | None = None) -> int:
+    """Return what ranks must agree on besides sizes, as a number for the frame's header."""
+    code = _DTYPES.get(tensor.dtype, 0)
+    return code << 4 | (reduction.code if reduction else 0)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's elements as a contiguous row: an alias where possible, else a copy."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        what = tensor.layout if tensor.layout is not torch.strided else tensor.device.type
+        msg = f"collectives move dense CPU tensors only, not {what}"
+        raise ConfigError(msg)
+    return tensor.detach().contiguous().view(-1)
+
+
+def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy the row back into the tensor it was made from, if it is not an alias of it."""
+    if row.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(row.view(tensor.shape))
+
+
+def view(row: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous row; valid as long as the row lives.
+
+    Not `numpy()`: that marks the user's storage as not resizable, which breaks FSDP1.
+    """
+    size = row.numel() * row.element_size()
+    if size == 0:
+        return _EMPTY
+    made: memoryview = _from_memory(row.data_ptr(), size, _WRITABLE)
+    return made.cast("B")

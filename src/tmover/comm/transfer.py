@@ -1,0 +1,236 @@
+"""Move several messages over several links at once, until all are through or it is over."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tmover.comm.frame import SEGMENT, Header, Kind, Stamp, describe
+from tmover.comm.latch import Latch
+from tmover.comm.link import AHEAD, Link
+from tmover.errors import Interrupted, LinkError, ProtocolError
+
+_HEAD_ROOM = 1 << 10
+_IN = select.POLLIN | select.POLLERR | select.POLLHUP | select.POLLNVAL
+_OUT = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
+VARIABLE_LIMIT = 1 << 28
+"""The longest message whose length the receiver does not know."""
+
+Burnt = Callable[[int], bool]
+"""Whether an epoch was rolled back: its frames mean nothing though their number is higher."""
+
+
+class Onto(NamedTuple):
+    """What a message is folded onto."""
+
+    size: int
+    fold: Callable[[int, int], None]
+    """Called with the offset and the length of each frame that lies in the scratch memory."""
+
+
+class Send:
+    """A message on its way out."""
+
+    def __init__(self, link: Link, stamp: Stamp, view: memoryview) -> None:
+        self.link = link
+        self._stamp = stamp
+        self._rest = view
+        self._started = False
+
+    def step(self) -> bool:
+        """Send what goes without waiting. Return whether everything has gone."""
+        link = self.link
+        if not link.flush():
+            return False
+        while self._rest or not self._started:
+            segment = self._rest[:SEGMENT]
+            self._rest = self._rest[SEGMENT:]
+            self._started = True
+            if not link.put(self._stamp.head(len(segment)), segment):
+                return False
+        return True
+
+
+class Receive:
+    """A message on its way in, written straight to where it belongs."""
+
+    def __init__(self, link: Link, stamp: Stamp, into: memoryview, burnt: Burnt) -> None:
+        self.link = link
+        self._stamp = stamp
+        self._into = into
+        self._size = len(into)
+        self._offset = 0
+        self._frame = _NO_ROOM
+        self._got = 0
+        self._burnt = burnt
+
+    def step(self) -> bool:
+        """Receive what has come. Return whether the message is complete."""
+        link = self.link
+        while True:
+            if link.reader is not self and not self._claim():
+                return False
+            while link.left:
+                count = link.read(self._frame[self._got :])
+                if count == 0:
+                    return False
+                self._got += count
+            link.head = link.reader = None
+            if self._done():
+                return True
+
+    def _claim(self) -> bool:
+        """Find the frame this message goes on with. Return False if it has not come yet."""
+        link = self.link
+        while True:
+            if link.reader is not None and not link.skip():
+                return False
+            head = link.head or link.next_head(ahead=self._size <= AHEAD - _HEAD_ROOM)
+            if head is None:
+                return False
+            epoch = self._stamp.epoch
+            if head.epoch < epoch or (head.epoch > epoch and self._burnt(head.epoch)):
+                link.reader = link
+                continue
+            self._check(head)
+            self._frame, self._got = self._room(head), 0
+            link.reader = self
+            return True
+
+    def _check(self, head: Header) -> None:
+        """Raise what is to be raised if the frame is not the one this message goes on with."""
+        if head.epoch > self._stamp.epoch:
+            msg = f"{self.link.peer} is in epoch {head.epoch} already"
+            raise Interrupted(msg)
+        if head.kind == Kind.BYE:
+            left = "it has left"
+            raise self.link.broken(left)
+        if not self._fits(head):
+            theirs = describe(head.kind, head.op, head.seq, head.total)
+            msg = (
+                f"ranks do different things: {self.link.peer} sends {theirs}"
+                f"{self._difference(head)}, this rank waits for {self._stamp}"
+            )
+            raise ProtocolError(msg)
+
+    def _difference(self, head: Header) -> str:
+        same = head[:2] + head[3:] == (*self._stamp[:2], *self._stamp[3:5], head.length, head.total)
+        return " of another type or reduction" if same else ""
+
+    def _fits(self, head: Header) -> bool:
+        length = min(SEGMENT, self._size - self._offset)
+        return self._stamp.matches(head) and head.length == length
+
+    def _room(self, head: Header) -> memoryview:
+        """Return where the payload of the frame goes."""
+        return self._into[self._offset : self._offset + head.length]
+
+    def _done(self) -> bool:
+        """Note that the frame is complete. Return whether the message is."""
+        self._offset += len(self._frame)
+        return self._offset >= self._size
+
+
+class Fold(Receive):
+    """A message that is folded into what is there, frame by frame."""
+
+    def __init__(
+        self, link: Link, stamp: Stamp, scratch: memoryview, burnt: Burnt, *, onto: Onto
+    ) -> None:
+        super().__init__(link, stamp, scratch, burnt)
+        self._size = onto.size
+        self._fold = onto.fold
+
+    def _room(self, head: Header) -> memoryview:
+        return self._into[: head.length]
+
+    def _done(self) -> bool:
+        self._fold(self._offset, len(self._frame))
+        return super()._done()
+
+
+class Collect(Receive):
+    """A message whose length only its sender knows."""
+
+    def __init__(self, link: Link, stamp: Stamp, burnt: Burnt) -> None:
+        super().__init__(link, stamp, _NO_ROOM, burnt)
+        self.data = bytearray()
+
+    def _fits(self, head: Header) -> bool:
+        return head[:5] == self._stamp[:5] and head.total <= VARIABLE_LIMIT
+
+    def _room(self, head: Header) -> memoryview:
+        if self._offset == 0:
+            self.data = bytearray(head.total)
+            self._size = head.total
+        return memoryview(self.data)[self._offset : self._offset + head.length]
+
+
+_NO_ROOM = memoryview(bytearray())
+
+
+def transfer(
+    sends: Sequence[Send], receives: Sequence[Receive], latch: Latch, timeout_s: float
+) -> None:
+    """Carry out all of it at once; nothing is waited for longer than the whole takes.
+
+    Raises `LinkError` if a link breaks or nothing moves before the deadline, `Interrupted` if the
+    latch is set first, and `ProtocolError` if a peer does something else.
+    """
+    if latch.is_set:
+        raise Interrupted(latch.reason)
+    try:
+        outgoing = {send.link.fd: send for send in sends if not send.step()}
+        incoming = {receive.link.fd: receive for receive in receives if not receive.step()}
+        if outgoing or incoming:
+            _wait(outgoing, incoming, latch, timeout_s)
+    except BaseException:
+        for moving in (*sends, *receives):
+            moving.link.abandon()
+        raise
+
+
+def _wait(
+    outgoing: dict[int, Send], incoming: dict[int, Receive], latch: Latch, timeout_s: float
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(latch.fd, select.POLLIN)
+    for fd in outgoing.keys() | incoming.keys():
+        poller.register(fd, _mask(fd, outgoing, incoming))
+    while outgoing or incoming:
+        events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            raise _late(outgoing, incoming, timeout_s)
+        for fd, mask in events:
+            if fd == latch.fd:
+                raise Interrupted(latch.reason)
+            sent = mask & _OUT and fd in outgoing and outgoing[fd].step()
+            received = mask & _IN and fd in incoming and incoming[fd].step()
+            if sent:
+                del outgoing[fd]
+            if received:
+                del incoming[fd]
+            if sent or received:
+                _watch(poller, fd, _mask(fd, outgoing, incoming))
+
+
+def _mask(fd: int, outgoing: dict[int, Send], incoming: dict[int, Receive]) -> int:
+    return (select.POLLOUT if fd in outgoing else 0) | (select.POLLIN if fd in incoming else 0)
+
+
+def _watch(poller: select.poll, fd: int, mask: int) -> None:
+    if mask:
+        poller.modify(fd, mask)
+    else:
+        poller.unregister(fd)
+
+
+def _late(
+    outgoing: dict[int, Send], incoming: dict[int, Receive], timeout_s: float
+) -> LinkError:
+    links = [moving.link for moving in (*outgoing.values(), *incoming.values())]
+    peers = tuple(sorted({link.peer for link in links}))
+    return LinkError(f"nothing from {', '.join(peers)} within {timeout_s:g} s", peers)

@@ -1,0 +1,160 @@
+"""All sockets of one process: how links come to be, and how they end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tmover.comm.dial import dial
+from tmover.comm.frame import Header, Kind
+from tmover.comm.handshake import Hello
+from tmover.comm.latch import Latch
+from tmover.comm.link import Link
+from tmover.comm.listener import Key, Listener
+from tmover.comm.opener import Identity, Opener, hello_to
+from tmover.comm.timeouts import Timeouts
+from tmover.comm.watch import Loss, Watch
+from tmover.comm.world import STATE, Peer, Running, Wanted, World, message_lanes
+
+
+class Wiring:
+    """Opens links for worlds, groups and state, and closes them."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        timeouts: Timeouts,
+        *,
+        check: Callable[[Hello], str],
+        on_word: Callable[[Peer, Header], None],
+        on_lost: Callable[[Sequence[Loss]], None],
+    ) -> None:
+        self._identity = identity
+        self._timeouts = timeouts
+        self._listener = Listener(
+            identity.address,
+            secret=identity.secret,
+            check=check,
+            handshake_s=timeouts.handshake_s,
+        )
+        self._opener = Opener(identity, self._listener, timeouts)
+        self._watch = Watch(on_word=on_word, on_lost=on_lost)
+
+    @property
+    def endpoint(self) -> str:
+        """Where other processes find this one."""
+        return self._listener.endpoint
+
+    @property
+    def opened(self) -> int:
+        """How many links were opened so far."""
+        return self._opener.opened
+
+    def wake(self) -> None:
+        """Let everybody who waits for a link look at his latch."""
+        self._listener.kick()
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open(self, world: World, groups: Mapping[str, Running], *, timeout_s: float) -> None:
+        """Open the links to fresh peers, and listen to what they say."""
+        self._opener.open_all(
+            list(world.wanted(groups)),
+            epoch=world.epoch,
+            latch=world.latch,
+            timeout_s=timeout_s,
+        )
+        for peer in world.fresh:
+            self._watch.add(peer)
+
+    def complete(self, world: World, wanted: Sequence[Wanted]) -> None:
+        """Open links that turned out to be needed only now."""
+        self._opener.open_all(
+            wanted,
+            epoch=world.epoch,
+            latch=world.latch,
+            timeout_s=self._timeouts.collective_s,
+        )
+
+    def outgoing(self, world: World, peer: Peer, group: str, *, deadline: float) -> Link:
+        """Return the link for this group's messages to a peer, opened if need be."""
+        lane, _ = message_lanes(group)
+        return peer.lanes.get(lane) or self._opener.dial(
+            Wanted(peer, lane), epoch=world.epoch, latch=world.latch, deadline=deadline
+        )
+
+    def incoming(self, peer: Peer, group: str) -> Link | None:
+        """Return the link for this group's messages from a peer, if that has opened it yet."""
+        sent, received = message_lanes(group)
+        if received not in peer.lanes:
+            sock = self._listener.glance(Key(group, sent.use, peer.uid), since=peer.since)
+            if sock is None:
+                return None
+            self._opener.adopt(sock, Wanted(peer, received))
+        return peer.lanes[received]
+
+    def on_message_link(self, group: str, callback: Callable[[], None]) -> None:
+        """Call back when somebody has opened a link for this group's messages."""
+        self._listener.subscribe(group, message_lanes(group)[0].use, callback)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def connect_state(
+        self, uid: str, endpoint: str, *, epoch: int, world: World | None, timeout_s: float
+    ) -> socket.socket:
+        """Return a blocking socket to `uid`, which waits in `accept_state`."""
+        sock = dial(
+            endpoint,
+            hello_to(uid, STATE, epoch, self._identity),
+            secret=self._identity.secret,
+            source=self._identity.address,
+            latch=world.latch if world is not None else Latch(),
+            deadline=time.monotonic() + timeout_s,
+        )
+        return self._hand_out(sock, world)
+
+    def accept_state(
+        self, uid: str, *, epoch: int, world: World | None, timeout_s: float
+    ) -> socket.socket:
+        """Return the other end of what `uid` has connected."""
+        sock = self._listener.take(
+            Key(STATE.group, STATE.use, uid),
+            since=epoch,
+            latch=world.latch if world is not None else Latch(),
+            deadline=time.monotonic() + timeout_s,
+        )
+        return self._hand_out(sock, world)
+
+    def _hand_out(self, sock: socket.socket, world: World | None) -> socket.socket:
+        sock.settimeout(self._timeouts.state_s)
+        if world is not None:
+            world.handoffs.add(sock)
+        return sock
+
+    # --- closing ----------------------------------------------------------------------------------
+
+    def drop(self, peers: Iterable[Peer], *, epoch: int) -> None:
+        """Say farewell to peers, and close the links to them."""
+        for peer in peers:
+            peer.say(Kind.BYE, epoch)
+            self._watch.remove(peer)
+            peer.close()
+
+    def discard(self, unwanted: Callable[[str, int], bool]) -> None:
+        """Close arrived links that nobody took, if `unwanted(uid, epoch)` says so."""
+        self._listener.discard(lambda key, epoch: unwanted(key.peer, epoch))
+
+    def close(self, peers: Iterable[Peer]) -> None:
+        """End the threads and close every socket, those of `peers` too."""
+        self._watch.close()
+        self._listener.close()
+        for peer in peers:
+            peer.close()
+
+    def close_in_child(self, peers: Iterable[Peer]) -> None:
+        """Close the copies of all sockets in a process forked from this one."""
+        self._listener.close_in_child()
+        self._watch.close_in_child()
+        for peer in peers:
+            peer.close()

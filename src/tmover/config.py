@@ -1,0 +1,305 @@
+"""The configuration, and the only place that reads `TMOVER_*` from the environment.
+
+Flag before `TMOVER_<TABLE>_<KEY>` before file before default. `conf/tmover.toml` shows every key
+with its default. Durations are in seconds. A value is read once, checked, and passed on by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tmover.errors import ConfigError
+
+SITE_FILE = pathlib.Path("/etc/tmover/tmover.toml")
+"""Read when neither `--config` nor `TMOVER_CONFIG` names a file."""
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all tables."""
+
+
+class ControllerConfig(_Table, frozen=True):
+    """`[controller]`: the process that decides."""
+
+    bind: str = "tcp://127.0.0.1:0"
+    """Where agents and the command line connect; port 0 takes a free one."""
+    lease_s: float = 5.0
+    """An agent that was not heard of for so long is lost."""
+    poll_s: float = 1.0
+    """How often the scheduler is asked for the state of its nodes."""
+    relink_again_s: float = 60.0
+    """A link that breaks again within this time, both ends alive, costs one of its nodes."""
+    request_s: float = 10.0
+    """How long a command waits for the controller's answer."""
+
+
+class DeadlineConfig(_Table, frozen=True):
+    """`[deadlines]`: how long the controller waits for each thing it waits for."""
+
+    form_s: float = 600.0
+    """From the job's start until all ranks have entered the training loop."""
+    accuse_s: float = 0.2
+    """From the first sign of a failure until the lost are named."""
+    report_s: float = 10.0
+    """From a revocation until all survivors have reported."""
+    prepare_s: float = 60.0
+    """For phase 1 of a move, training going on."""
+    switch_s: float = 60.0
+    """For phase 2: state handed over, links exchanged, everybody past the barrier."""
+    standby_s: float = 600.0
+    """For a standby to become warm once the job waits for one."""
+
+
+class AgentConfig(_Table, frozen=True):
+    """`[agent]`: `tmover run`, one per node."""
+
+    heartbeat_s: float = 0.5
+    """How often the controller hears of the node."""
+    join_s: float = 60.0
+    """How long a new agent looks for its controller before it gives up."""
+    retry_s: float = 2.0
+    """The longest pause between two attempts to reach the controller."""
+    stop_s: float = 10.0
+    """How long workers that were told to end may take before they are killed."""
+    stopped_s: float = 2.0
+    """A worker stopped by a signal (SIGSTOP) for so long counts as failed."""
+    watch_s: float = 0.5
+    """How often the workers' state is looked at; a death is noticed at once."""
+
+
+class LinkConfig(_Table, frozen=True):
+    """`[links]`: connections between ranks."""
+
+    connect_s: float = 10.0
+    """How long opening a link may take."""
+    handshake_s: float = 5.0
+    """How long the other end may take to prove that it knows the job's secret."""
+    keepalive_s: float = 2.0
+    """A silent link is probed after so long."""
+    dead_s: float = 6.0
+    """A link whose other end has acknowledged nothing for so long is broken."""
+
+
+class WorkerConfig(_Table, frozen=True):
+    """`[worker]`: what sits inside a rank."""
+
+    fence_after_s: float = 600.0
+    """A rank with a broken link and no controller waits so long, frozen, and then ends itself."""
+    rehearse_steps: int = 3
+    """Full iterations a standby rehearses: one cold, one in which DDP rebuilds its buckets, one as ever."""
+
+
+class LocalConfig(_Table, frozen=True):
+    """`[local]`: the local scheduler, whose nodes are process groups on this machine."""
+
+    nodes: int = 64
+    """The most nodes it makes; their addresses are 127.0.0.2 and up."""
+
+
+class Config(_Table, frozen=True):
+    """The whole file."""
+
+    controller: ControllerConfig = ControllerConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    agent: AgentConfig = AgentConfig()
+    links: LinkConfig = LinkConfig()
+    worker: WorkerConfig = WorkerConfig()
+    local: LocalConfig = LocalConfig()
+
+
+def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration. Raises `ConfigError` naming the file or variable, and the key."""
+    environ = os.environ if environ is None else environ
+    if path is None and environ.get("TMOVER_CONFIG"):
+        path = pathlib.Path(environ["TMOVER_CONFIG"])
+    if path is None and SITE_FILE.exists():
+        path = SITE_FILE
+    config = Config() if path is None else _read(path)
+    config = _override(config, environ)
+    _check(config, source="the environment" if path is None else str(path))
+    return config
+
+
+def state_directory(
+    flag: pathlib.Path | None = None, environ: Mapping[str, str] | None = None
+) -> pathlib.Path:
+    """Return where controller, keys and journal are kept: flag, `TMOVER_STATE`, XDG, home."""
+    environ = os.environ if environ is None else environ
+    if flag is not None:
+        return flag.absolute()
+    if environ.get("TMOVER_STATE"):
+        return pathlib.Path(environ["TMOVER_STATE"]).absolute()
+    if environ.get("XDG_STATE_HOME"):
+        return pathlib.Path(environ["XDG_STATE_HOME"]).absolute() / "tmover"
+    return pathlib.Path.home() / ".local" / "state" / "tmover"
+
+
+class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler tells an agent. No secret is among it."""
+
+    state: pathlib.Path
+    """Where the controller's address and the client's key are found."""
+    job: str
+    node: str
+    address: str
+    """Where the workers of this node listen; "" means the address that routes to the controller."""
+    standby: bool
+    slot: int | None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> AgentEnvironment:
+        """Read it. Raises `ConfigError` naming the variable and what to do."""
+        environ = os.environ if environ is None else environ
+        if not environ.get("TMOVER_JOB"):
+            msg = (
+                "no job to join: TMOVER_JOB is not set; `tmover run` is started by the scheduler, "
+                "for example through `tmover submit --local --nodes 2 -- train.py`"
+            )
+            raise ConfigError(msg)
+        role = environ.get("TMOVER_ROLE", "member")
+        if role not in {"member", "standby"}:
+            msg = f"TMOVER_ROLE={role!r}: write member or standby"
+            raise ConfigError(msg)
+        node = environ.get("TMOVER_NODE") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+        return cls(
+            state=state_directory(environ=environ),
+            job=environ["TMOVER_JOB"],
+            node=node,
+            address=environ.get("TMOVER_ADDRESS", ""),
+            standby=role == "standby",
+            slot=_number(environ, "TMOVER_SLOT"),
+        )
+
+    def export(self) -> dict[str, str]:
+        """Return the variables that `read` reads."""
+        variables = {
+            "TMOVER_STATE": str(self.state),
+            "TMOVER_JOB": self.job,
+            "TMOVER_NODE": self.node,
+            "TMOVER_ADDRESS": self.address,
+            "TMOVER_ROLE": "standby" if self.standby else "member",
+        }
+        if self.slot is not None:
+            variables["TMOVER_SLOT"] = str(self.slot)
+        return variables
+
+
+class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent tells its workers before they can speak to it."""
+
+    agent: str | None
+    """Where the agent listens (`ipc://...`); None outside of `tmover run`."""
+    agent_pid: int | None
+    parent_pid: int | None
+    """The process that must be this one's parent, or it has been left alone."""
+    local_rank: int
+    address: str
+    """Where this worker listens for other ranks."""
+    inject: str
+    """Faults to do on purpose, see `worker.inject`."""
+    trace: str | None
+    """The directory traces are written to."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
+        """Read it."""
+        environ = os.environ if environ is None else environ
+        return cls(
+            agent=environ.get("TMOVER_AGENT"),
+            agent_pid=_number(environ, "TMOVER_AGENT_PID"),
+            parent_pid=_number(environ, "TMOVER_PARENT_PID"),
+            local_rank=_number(environ, "LOCAL_RANK") or 0,
+            address=environ.get("TMOVER_ADDRESS") or "127.0.0.1",
+            inject=environ.get("TMOVER_INJECT", ""),
+            trace=environ.get("TMOVER_TRACE"),
+        )
+
+
+def _read(path: pathlib.Path) -> Config:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Config)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise ConfigError(msg) from error
+
+
+def _override(config: Config, environ: Mapping[str, str]) -> Config:
+    """Return `config` with every `TMOVER_<TABLE>_<KEY>` of the environment put in."""
+    tables: dict[str, dict[str, Any]] = msgspec.to_builtins(config)
+    for variable in sorted(environ):
+        prefix, _, key = variable.removeprefix("TMOVER_").lower().partition("_")
+        if not variable.startswith("TMOVER_") or prefix not in tables or variable in _OTHER:
+            continue
+        if key not in tables[prefix]:
+            near = difflib.get_close_matches(key, tables[prefix], n=1)
+            hint = f"; did you mean TMOVER_{prefix.upper()}_{near[0].upper()}?" if near else ""
+            msg = f"{variable}: [{prefix}] has no key {key!r}{hint}"
+            raise ConfigError(msg)
+        tables[prefix][key] = _convert(variable, environ[variable], tables[prefix][key])
+    return msgspec.convert(tables, Config)
+
+
+_OTHER = frozenset({"TMOVER_AGENT", "TMOVER_AGENT_PID"})
+"""Variables that look like a table's key and are none."""
+
+
+def _convert(variable: str, text: str, default: Any) -> Any:
+    try:
+        return msgspec.convert(text, type(default), strict=False)
+    except msgspec.ValidationError as error:
+        msg = f"{variable}={text!r}: {error}"
+        raise ConfigError(msg) from error
+
+
+def _number(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        msg = f"{variable}={text!r} is not a number"
+        raise ConfigError(msg) from error
+
+
+def _check(config: Config, *, source: str) -> None:
+    """Raise `ConfigError` if a value, or the relation between two, makes no sense."""
+    for name, table in msgspec.to_builtins(config).items():
+        for key, value in table.items():
+            if key.endswith("_s") and not 0 < value < float("inf"):
+                msg = f"{source}: {name}.{key} = {value}: must be more than 0"
+                raise ConfigError(msg)
+    agent, deadlines = config.agent, config.deadlines
+    relations = (
+        (
+            agent.heartbeat_s * 3 < config.controller.lease_s,
+            "agent.heartbeat_s * 3 < controller.lease_s",
+        ),
+        (deadlines.accuse_s < deadlines.report_s, "deadlines.accuse_s < deadlines.report_s"),
+        (config.links.keepalive_s < config.links.dead_s, "links.keepalive_s < links.dead_s"),
+        (
+            config.links.handshake_s <= config.links.connect_s,
+            "links.handshake_s <= links.connect_s",
+        ),
+        (config.links.connect_s < deadlines.prepare_s, "links.connect_s < deadlines.prepare_s"),
+        (config.links.connect_s < deadlines.switch_s, "links.connect_s < deadlines.switch_s"),
+        (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
+        (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
+    )
+    for holds, relation in relations:
+        if not holds:
+            msg = f"{source}: {relation} does not hold: {_values(config, relation)}"
+            raise ConfigError(msg)
+
+
+def _values(config: Config, relation: str) -> str:
+    tables = msgspec.to_builtins(config)
+    names = [word for word in relation.split() if "." in word]
+    return ", ".join(f"{n} is {tables[n.split('.')[0]][n.split('.')[1]]}" for n in names)

@@ -1,0 +1,1 @@
+"""The process that decides, and the way to speak to it."""

@@ -1,0 +1,266 @@
+"""How agents and commands speak to the controller: plain ZeroMQ sockets, in the caller's thread.
+
+A `Channel` is one connection that follows the controller to a new address and says, from what its
+monitor saw, why nobody answers. A `Client` asks one thing at a time over a channel. Nothing is
+queued while there is no connection: what was sent into a broken one is lost, and the controller
+asks for it again (`WhoAreYou`).
+"""
+
+from __future__ import annotations
+
+import enum
+import pathlib
+import struct
+import time
+from types import TracebackType
+from typing import Union
+
+import msgspec
+import zmq
+
+from tmover import wire
+from tmover.controller import keys
+from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError, Refused
+
+ADDRESS_FILE = "controller.json"
+MAX_MESSAGE = 64 * 1024 * 1024
+"""Bytes; a plan of a hundred thousand ranks takes less."""
+_PING_MS, _DEAD_MS = 1000, 5000
+_RETRY_MS, _RETRY_MAX_MS = 50, 1000
+
+Answer = Union[wire.StatusReply, wire.Accepted]
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """What `DIR/controller.json` says while a controller runs."""
+
+    address: str
+    pid: int
+    boot: str
+    """Names one run of the controller."""
+
+
+class Connection(enum.Enum):
+    """How far a channel has come."""
+
+    ABSENT = "nobody listens there"
+    CONNECTED = "somebody listens there, but does not speak"
+    REFUSED = "it does not accept our key"
+    STRANGER = "it cannot read what is meant for our controller"
+    OPEN = "it speaks with us"
+
+
+_STATES = {
+    zmq.EVENT_CONNECTED: Connection.CONNECTED,
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: Connection.OPEN,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Connection.ABSENT,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Connection.STRANGER,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: Connection.REFUSED,
+    zmq.EVENT_DISCONNECTED: Connection.ABSENT,
+    zmq.EVENT_CLOSED: Connection.ABSENT,
+}
+_WRONG_KEYS = frozenset({Connection.REFUSED, Connection.STRANGER})
+_CUT_OFF_TIMES = 3
+"""So often in a row a handshake must be cut off before that says something about the keys."""
+
+
+def read_address(state: pathlib.Path) -> Address:
+    """Return where the controller of `state` is.
+
+    Raises `ControllerUnavailable` if none was started, `ConfigError` if its word cannot be read.
+    """
+    path = state / ADDRESS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Address)
+    except FileNotFoundError as error:
+        msg = f"no controller runs on {state}: start one with `tmover controller --state {state}`"
+        raise ControllerUnavailable(msg) from error
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(msg) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        msg = f"{path} is damaged: {error}"
+        raise ConfigError(msg) from error
+
+
+class Channel:
+    """One connection to the controller of a state directory. Not for use by several threads."""
+
+    def __init__(self, state: pathlib.Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Start to connect. Raises what `read_address` and `keys.read_client` raise."""
+        self._state = state
+        self._address = read_address(state)
+        known = keys.read_client(state)
+        self.connection = Connection.ABSENT
+        self._cut_off = 0
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        """For a poller: readable when `receive` has something."""
+        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(sum(_STATES))
+        self.socket.linger = 0
+        self.socket.immediate = 1
+        self.socket.maxmsgsize = MAX_MESSAGE
+        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = _PING_MS, _DEAD_MS
+        self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = _RETRY_MS, _RETRY_MAX_MS
+        self.socket.curve_serverkey = known.server
+        self.socket.curve_publickey, self.socket.curve_secretkey = known.own
+        self._connect()
+
+    @property
+    def address(self) -> str:
+        """Where it connects to."""
+        return self._address.address
+
+    def send(self, message: wire.ToController) -> bool:
+        """Send, without waiting. Returns whether there was a connection to send it into."""
+        try:
+            self.socket.send_multipart(wire.encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> wire.FromController | None:
+        """Return the next message, or None if there is none yet. Raises `ProtocolError`."""
+        try:
+            frames = self.socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+        return wire.decode_order(frames)
+
+    def look(self) -> Connection:
+        """Return how far the connection has come."""
+        while self._monitor.poll(0):
+            event, _ = struct.unpack("=Hi", self._monitor.recv_multipart()[0])
+            self._note(event)
+        return self.connection
+
+    def follow(self) -> bool:
+        """Go to where the controller is now. Returns whether that is another place."""
+        try:
+            address = read_address(self._state)
+        except (ControllerUnavailable, ConfigError):
+            return False
+        if address.address == self._address.address:
+            return False
+        self.socket.disconnect(self._address.address)
+        self._address = address
+        self._connect()
+        return True
+
+    def explain(self) -> str:
+        """Return one line on why nobody answers, for people."""
+        state = self.look()
+        if state is Connection.REFUSED:
+            key = self._state / "keys" / "client.key"
+            return f"the controller at {self.address} does not accept the key {key}"
+        if state is Connection.STRANGER:
+            key = self._state / "keys" / "server.pub"
+            return f"the controller at {self.address} is not the one whose key is {key}"
+        if state is Connection.OPEN:
+            return f"the controller at {self.address} is there but does not answer"
+        return f"no controller answers at {self.address}: {state.value}"
+
+    def wait(self, flags: int, timeout_s: float) -> bool:
+        """Wait until the socket is ready for `flags`, the connection changes, or time is over."""
+        poller = zmq.Poller()
+        poller.register(self.socket, flags)
+        poller.register(self._monitor, zmq.POLLIN)
+        return self.socket in dict(poller.poll(max(0, int(timeout_s * 1000) + 1)))
+
+    def close(self) -> None:
+        """Close the sockets; the context is the caller's."""
+        self.socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+    def _note(self, event: int) -> None:
+        """Take in what the monitor saw. What a failed handshake said outlives its connection."""
+        state = _STATES[zmq.Event(event)]
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._cut_off += 1
+        elif state is not Connection.CONNECTED and event != zmq.EVENT_DISCONNECTED:
+            self._cut_off = 0
+        if self._cut_off >= _CUT_OFF_TIMES:
+            state = Connection.STRANGER
+        was_told = self.connection in _WRONG_KEYS
+        if not (was_told and state in {Connection.ABSENT, Connection.CONNECTED}):
+            self.connection = state
+
+    def _connect(self) -> None:
+        try:
+            self.socket.connect(self._address.address)
+        except zmq.ZMQError as error:
+            self.close()
+            path = self._state / ADDRESS_FILE
+            msg = f"{path}: cannot connect to {self.address}: {error.strerror}"
+            raise ConfigError(msg) from error
+
+
+class Client:
+    """Asks the controller, for commands. Use it as a context manager."""
+
+    def __init__(self, state: pathlib.Path) -> None:
+        """Read the address and the keys. Raises `ControllerUnavailable` or `ConfigError`."""
+        self._state = state
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._channel = Channel(state, self._context)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def request(self, message: wire.AnyRequest, timeout_s: float = 10.0) -> Answer:
+        """Ask, and return the answer.
+
+        Raises `Refused` with the controller's reason, `ControllerUnavailable` if it does not answer
+        in time, `ConfigError` if it does not accept our keys. After any of the last two, or another
+        exception, it is not known whether the controller has heard the request.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._until(zmq.POLLOUT, deadline)
+        self._channel.send(message)
+        while True:
+            self._until(zmq.POLLIN, deadline)
+            answer = self._channel.receive()
+            if isinstance(answer, wire.RefusedReply):
+                raise Refused(answer.text)
+            if isinstance(answer, (wire.StatusReply, wire.Accepted)):
+                return answer
+            if answer is not None:
+                msg = f"the controller answered with {type(answer).__name__}"
+                raise ProtocolError(msg)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Client:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        self.close()
+
+    def _until(self, flags: int, deadline: float) -> None:
+        while not self._channel.wait(flags, deadline - time.monotonic()):
+            if self._channel.look() in _WRONG_KEYS:
+                raise ConfigError(self._channel.explain())
+            if time.monotonic() >= deadline:
+                raise ControllerUnavailable(self._channel.explain())
+
+
+def connect(state: pathlib.Path) -> Client:
+    """Return a client of the controller that works on `state`."""
+    return Client(state)
+
+
+def ask(state: pathlib.Path, message: wire.AnyRequest, timeout_s: float = 10.0) -> Answer:
+    """Ask the controller of `state` one thing, see `Client.request`."""
+    with Client(state) as client:
+        return client.request(message, timeout_s)

@@ -1,0 +1,115 @@
+"""The controller as a process: start, `controller.json`, signals, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tmover.config import Config
+from tmover.controller import keys
+from tmover.controller.client import ADDRESS_FILE, Address, read_address
+from tmover.controller.desk import Desk
+from tmover.controller.gate import Gate
+from tmover.controller.journal import Journal
+from tmover.controller.shell import Controller
+from tmover.errors import ConfigError, ControllerUnavailable
+from tmover.scheduler.interface import Scheduler
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+
+
+async def serve(
+    config: Config,
+    state: pathlib.Path,
+    scheduler: Scheduler,
+    *,
+    on_ready: Callable[[Address], None] | None = None,
+) -> int:
+    """Be the controller that works on `state`, until SIGTERM or SIGINT; return the exit code.
+
+    `on_ready` is told the address once agents can connect. Raises `ConfigError` if another
+    controller works on `state` or the address cannot be had, `JournalError` if the journal is
+    damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        told = _listen_to_signals(stack)
+        journal = Journal(keys.private_directory(state) / "journal")
+        stack.callback(journal.close)
+        server, client = keys.make(state)
+        desk = Desk(journal)
+        gate = _open_gate(config.controller.bind, state, server, client)
+        stack.callback(gate.close)
+        boot = secrets.token_hex(8)
+        controller = Controller(config, state, boot=boot, desk=desk, gate=gate, scheduler=scheduler)
+        address = Address(address=gate.address, pid=os.getpid(), boot=boot)
+        keys.write_private(state / ADDRESS_FILE, msgspec.json.encode(address) + b"\n")
+        stack.callback((state / ADDRESS_FILE).unlink, missing_ok=True)
+        logger.info("listening on %s, state in %s", gate.bound, state)
+        if on_ready is not None:
+            on_ready(address)
+        number = await _run_until(told, controller)
+        logger.info("ended by %s", number.name)
+        return INTERRUPTED if number is signal.SIGINT else 0
+
+
+def run(
+    config: Config,
+    state: pathlib.Path,
+    scheduler: Scheduler,
+    *,
+    on_ready: Callable[[Address], None] | None = None,
+) -> int:
+    """Run `serve` in an event loop of its own."""
+    return asyncio.run(serve(config, state, scheduler, on_ready=on_ready))
+
+
+def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Signals]:
+    """Return what holds the first signal to end, as soon as one comes."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def tell(number: signal.Signals) -> None:
+        if not told.done():
+            told.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number)
+        stack.callback(loop.remove_signal_handler, number)
+    return told
+
+
+async def _run_until(
+    told: asyncio.Future[signal.Signals], controller: Controller
+) -> signal.Signals:
+    """Run the controller until it is told to end."""
+    work = asyncio.ensure_future(controller.run())
+    try:
+        either: list[asyncio.Future[Any]] = [work, told]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()  # raises: it ends only when something broke
+        return told.result()
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _open_gate(bind: str, state: pathlib.Path, server: keys.Keypair, client: keys.Keypair) -> Gate:
+    """Bind. With port 0, to the port of a controller that was killed here, if it is still free."""
+    if bind.endswith(":0"):
+        with contextlib.suppress(ControllerUnavailable, ConfigError):
+            before = read_address(state).address
+            if before.rpartition(":")[0] == bind.rpartition(":")[0]:
+                return Gate(before, server=server, client=client)
+    return Gate(bind, server=server, client=client)

@@ -1,0 +1,120 @@
+"""The jobs, and their journal: the one place where a job changes.
+
+`write` puts entries into the journal, `take_in` applies one of them. At a start the same `take_in`
+is fed from the journal, so what a restarted controller knows is what the one before knew: the jobs,
+what the scheduler still owes them, and which agents may be alive.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from tmover.controller.journal import Effect, Entry, Journal, Settled
+from tmover.core.events import (
+    Action,
+    DeadlinePassed,
+    EndNode,
+    Joined,
+    LeaseExpired,
+    Note,
+    OrderNode,
+    Stop,
+    Submitted,
+    Wait,
+)
+from tmover.core.job import Job, decide
+from tmover.errors import JournalError
+
+logger = logging.getLogger(__name__)
+
+NOTES_KEPT = 20
+
+
+class Ledger:
+    """One job, and what is under way for it outside of `decide`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.notes: collections.deque[str] = collections.deque(maxlen=NOTES_KEPT)
+        self.effects: list[Effect] = []
+        """What the scheduler was asked and has not yet done."""
+        self.agents: dict[str, str] = {}
+        """Node of each agent that joined, and neither expired nor was told to stop."""
+
+
+class Desk:
+    """All jobs of this controller."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Take over what is in the journal. Raises `JournalError`."""
+        self._journal = journal
+        self.ledgers: dict[str, Ledger] = {}
+        for job in journal.jobs():
+            entries = journal.replay(job)
+            for entry in entries:
+                self.take_in(entry)
+            logger.info("replayed %s entries of job %s", len(entries), job, extra={"job_id": job})
+        self._next = int(journal.next_id())
+
+    def new_id(self) -> str:
+        """Return the id of a job to be."""
+        self._next += 1
+        return str(self._next - 1)
+
+    def write(self, entries: Sequence[Entry]) -> set[str]:
+        """Have the entries on disk; return the jobs whose journal could not be written."""
+        by_job: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_job.setdefault(entry.job, []).append(entry)
+        return {job for job, some in by_job.items() if not self._append(job, some)}
+
+    def _append(self, job: str, entries: Sequence[Entry]) -> bool:
+        try:
+            self._journal.append(job, entries)
+        except JournalError as error:
+            logger.error("%s; nothing is decided for job %s until it can", error, job)
+            return False
+        return True
+
+    def take_in(self, entry: Entry) -> list[Action] | None:
+        """Apply an entry of the journal; return what is to be done, as far as `decide` said.
+
+        None if it could say nothing: then the job stays as it was, here and after a restart.
+        """
+        ledger = self.ledgers.get(entry.job)
+        if isinstance(entry, Submitted) and ledger is None:
+            ledger = self.ledgers[entry.job] = Ledger(Job(name=entry.job))
+        if ledger is None:
+            return []
+        if isinstance(entry, Settled):
+            if entry.effect in ledger.effects:
+                ledger.effects.remove(entry.effect)
+            return []
+        if isinstance(entry, Joined):
+            ledger.agents[entry.agent] = entry.node
+        elif isinstance(entry, LeaseExpired):
+            ledger.agents.pop(entry.agent, None)
+        elif isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
+            # what has not come until now is ordered anew
+            ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
+        try:
+            ledger.job, actions = decide(ledger.job, entry)
+        except Exception:  # one job's trouble is not the others'
+            logger.exception("job %s stays as it was after %s", entry.job, entry)
+            return None
+        self._account(ledger, actions, entry.at)
+        return actions
+
+    @staticmethod
+    def _account(ledger: Ledger, actions: Iterable[Action], at: float) -> None:
+        for action in actions:
+            if isinstance(action, (EndNode, OrderNode)):
+                ledger.effects.append(action)
+            elif isinstance(action, Stop):
+                ledger.agents.pop(action.agent, None)
+            elif isinstance(action, Note):
+                clock = time.strftime("%H:%M:%S", time.localtime(at))
+                ledger.notes.append(f"{clock} {action.text}")

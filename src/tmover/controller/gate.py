@@ -1,0 +1,110 @@
+"""The controller's socket: who may speak, and what arrives.
+
+A ROUTER with CURVE. Only a peer that holds the client key gets through the handshake; what it sends
+is read or refused with a line, and never harms. The route of a message is the connection it came
+over, so a peer that connects anew has another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import cast
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from tmover import wire
+from tmover.controller.keys import Keypair
+from tmover.errors import ConfigError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_ZAP_DOMAIN = b"tmover"
+_MAX_INCOMING = 16 * 1024 * 1024
+_MAX_QUEUED = 100_000
+"""Messages to or from one peer. A peer that does not read loses its lease long before that."""
+_LINGER_MS = 500
+_PING_MS, _DEAD_MS = 1000, 5000
+
+
+class Gate:
+    """The bound socket. Must be made, used and closed inside the event loop."""
+
+    def __init__(self, bind: str, *, server: Keypair, client: Keypair) -> None:
+        """Bind. Raises `ConfigError` if the address cannot be had."""
+        self._context = zmq.asyncio.Context()
+        self._zap = AsyncioAuthenticator(self._context)
+        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKey(client.public))
+        self._zap.start()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.router_mandatory = 1
+        self._socket.curve_server = 1
+        self._socket.curve_publickey, self._socket.curve_secretkey = server
+        self._socket.zap_domain = _ZAP_DOMAIN
+        self._socket.maxmsgsize = _MAX_INCOMING
+        self._socket.sndhwm = self._socket.rcvhwm = _MAX_QUEUED
+        self._socket.linger = _LINGER_MS
+        self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = _PING_MS, _DEAD_MS
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            self.close()
+            msg = f"cannot listen on {bind}: {error.strerror.lower()}"
+            if error.errno == zmq.EADDRINUSE:
+                msg += "; choose another with --bind, or port 0 for a free one"
+            raise ConfigError(msg) from error
+        self.bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """What was bound, with the port that was found."""
+
+    @property
+    def address(self) -> str:
+        """Where others connect to: `bound`, with this machine's name for a wildcard."""
+        return self.bound.replace("//0.0.0.0:", f"//{socket.gethostname()}:").replace(
+            "//[::]:", f"//{socket.gethostname()}:"
+        )
+
+    async def receive(self) -> tuple[bytes, wire.ToController]:
+        """Return the next message that can be read, and the route back to who sent it."""
+        while True:
+            route, *frames = await self._socket.recv_multipart()
+            try:
+                return route, wire.decode_event(frames)
+            except ProtocolError as error:
+                logger.warning("refused a message: %s", error)
+                self.send(route, wire.RefusedReply(text=str(error)))
+
+    def send(self, route: bytes, message: wire.FromController) -> bool:
+        """Send at once. Returns False if nobody is at the other end of `route` any more."""
+        frames = [route, *wire.encode(message)]
+        sent = self._socket.send_multipart(frames, zmq.DONTWAIT)
+        # done by now: asked not to wait, it never does
+        error = cast("asyncio.Future[None]", sent).exception()
+        if error is None:
+            return True
+        if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            logger.debug("could not send %s: %s", type(message).__name__, error)
+            return False
+        raise error
+
+    def close(self) -> None:
+        """Close the socket, sending what is queued if that does not take long."""
+        self._socket.close()
+        self._zap.stop()
+        self._context.term()
+
+
+class _OnlyKey:
+    """Lets in who holds one key."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether `key`, which the peer proved to hold, is the one."""
+        if key == self._public:
+            return True
+        logger.warning("refused a connection: the key %s is not ours", key.decode(errors="replace"))
+        return False

@@ -1,0 +1,164 @@
+"""Keys and secrets in the state directory: who may speak to the controller, and to a job's ranks.
+
+    DIR/keys/server.key   public and secret half of the controller's CURVE key
+    DIR/keys/server.pub   its public half, for those who connect
+    DIR/keys/client.key   public and secret half of the key that agents and commands use
+    DIR/secrets/<job>     what the job's ranks prove to each other that they know
+
+All are made when first needed, with mode 0600 in directories of mode 0700; whoever can read them
+may act. A secret never stands in the journal, in an argument list or in a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import string
+import tempfile
+from typing import NamedTuple
+
+import zmq
+
+from tmover.errors import ConfigError
+
+KEY_LENGTH = 40
+"""A CURVE key in ZeroMQ's Z85 alphabet."""
+SECRET_BYTES = 32
+_Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
+
+
+class Keypair(NamedTuple):
+    """Both halves of a CURVE key."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Return the public half only, fit for a log."""
+        return f"Keypair(public={self.public!r}, secret=...)"
+
+
+class ClientKeys(NamedTuple):
+    """What somebody needs who wants to speak to the controller."""
+
+    server: bytes
+    """The public half of the controller's key."""
+    own: Keypair
+
+
+def make(state: pathlib.Path) -> tuple[Keypair, Keypair]:
+    """Return the server's and the client's keys, made now if they are missing.
+
+    The caller holds the state directory's lock. Raises `ConfigError` if a key cannot be read.
+    """
+    directory = private_directory(state / "keys")
+    server = _read_or_make(directory / "server.key")
+    client = _read_or_make(directory / "client.key")
+    if _bytes_of(directory / "server.pub") != server.public + b"\n":
+        write_private(directory / "server.pub", server.public + b"\n")
+    return server, client
+
+
+def read_client(state: pathlib.Path) -> ClientKeys:
+    """Return what is needed to speak to the controller of `state`. Raises `ConfigError`."""
+    directory = state / "keys"
+    own = _read_pair(directory / "client.key")
+    (server,) = _read_lines(directory / "server.pub", 1)
+    return ClientKeys(server=server, own=own)
+
+
+def make_secret(state: pathlib.Path, job: str) -> None:
+    """Make the secret of a new job."""
+    write_private(private_directory(state / "secrets") / job, secrets.token_bytes(SECRET_BYTES))
+
+
+def read_secret(state: pathlib.Path, job: str) -> bytes:
+    """Return the job's secret. Raises `ConfigError` if it is gone or damaged."""
+    path = state / "secrets" / job
+    secret = _read_private(path)
+    if len(secret) != SECRET_BYTES:
+        msg = f"{path} holds {len(secret)} bytes, not the {SECRET_BYTES} of a job's secret"
+        raise ConfigError(msg)
+    return secret
+
+
+def private_directory(path: pathlib.Path) -> pathlib.Path:
+    """Return the directory, made or changed so that only its owner can look into it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        msg = f"cannot use the directory {path}: {error.strerror}"
+        raise ConfigError(msg) from error
+    return path
+
+
+def write_private(path: pathlib.Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:  # mode 0600
+            beside = pathlib.Path(file.name)
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                beside.replace(path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}"
+        raise ConfigError(msg) from error
+
+
+def _read_or_make(path: pathlib.Path) -> Keypair:
+    if not path.exists():
+        public, secret = zmq.curve_keypair()
+        write_private(path, public + b"\n" + secret + b"\n")
+    return _read_pair(path)
+
+
+def _read_pair(path: pathlib.Path) -> Keypair:
+    public, secret = _read_lines(path, 2)
+    try:
+        belongs = zmq.curve_public(secret) == public
+    except zmq.ZMQError:
+        belongs = False
+    if not belongs:
+        msg = f"{path} is damaged: its halves do not belong together"
+        raise ConfigError(msg)
+    return Keypair(public, secret)
+
+
+def _read_lines(path: pathlib.Path, count: int) -> list[bytes]:
+    lines = _read_private(path).split()
+    if len(lines) != count or any(
+        len(x) != KEY_LENGTH or not _Z85.issuperset(x.decode(errors="replace")) for x in lines
+    ):
+        msg = f"{path} is damaged: it does not hold {count} CURVE key(s), one a line"
+        raise ConfigError(msg)
+    return lines
+
+
+def _read_private(path: pathlib.Path) -> bytes:
+    """Return what the file holds, if nobody else can read it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read()
+    except OSError as error:
+        msg = f"cannot read the key file {path}: {error.strerror}"
+        raise ConfigError(msg) from error
+    if mode & 0o077:
+        msg = f"{path} can be read by others: `chmod 600 {path}`, or make new keys"
+        raise ConfigError(msg)
+    return data
+
+
+def _bytes_of(path: pathlib.Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return None

@@ -1,0 +1,77 @@
+"""What people ask, as events. Pure: a request and a job's status in, an event or a refusal out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+from tmover import wire
+from tmover.controller.desk import Ledger
+from tmover.controller.journal import Entry
+from tmover.core.events import Action, CancelRequested, MoveRequested, Note, Submitted
+from tmover.core.phase import Stage
+from tmover.errors import Refused
+
+MAX_RANKS = 100_000
+INTERNAL_ERROR = "an internal error, see the controller's log"
+
+
+def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
+    """Return the event of a new job. Raises `Refused` if there can be none such."""
+    if request.nnodes < 1 or request.nproc < 1 or request.nnodes * request.nproc > MAX_RANKS:
+        msg = (
+            f"a job of {request.nnodes} nodes x {request.nproc} ranks: "
+            f"1 to {MAX_RANKS} ranks can be looked after"
+        )
+        raise Refused(msg)
+    return Submitted(job=job, nnodes=request.nnodes, nproc=request.nproc, owner=request.owner)
+
+
+def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:
+    """Return the job meant. Raises `Refused` if it is unknown, or None and not the only one."""
+    if job is not None:
+        if job not in ledgers:
+            msg = f"there is no job {job} here"
+            raise Refused(msg)
+        return job
+    live = [name for name, ledger in ledgers.items() if ledger.job.phase.stage is not Stage.ENDED]
+    if not live:
+        msg = "no job runs here"
+        raise Refused(msg)
+    if len(live) > 1:
+        msg = f"several jobs run here, name one: {', '.join(live)}"
+        raise Refused(msg)
+    return live[0]
+
+
+def event(
+    status: wire.JobStatus, request: Union[wire.MoveRequest, wire.CancelRequest]
+) -> Union[MoveRequested, CancelRequested]:
+    """Return the event that the request is. Raises `Refused` if it makes no sense for the job."""
+    if status.code is not None:
+        msg = f"job {status.job} has ended: {status.outcome}"
+        raise Refused(msg)
+    if isinstance(request, wire.CancelRequest):
+        return CancelRequested(job=status.job, reason=request.reason)
+    nodes = [slot.node for slot in status.slots if slot.node]
+    nodes += [standby.node for standby in status.standbys]
+    if request.node not in nodes:
+        msg = f"job {status.job} is not on {request.node}; it is on {', '.join(nodes) or 'no node'}"
+        raise Refused(msg)
+    return MoveRequested(job=status.job, node=request.node, reason=request.reason)
+
+
+def answer(entry: Entry, actions: Sequence[Action] | None) -> wire.AnyReply:
+    """Return what to tell the person: what was decided, as far as `decide` had anything to say."""
+    if actions is None:
+        return wire.RefusedReply(text=INTERNAL_ERROR)
+    text = "; ".join(action.text for action in actions if isinstance(action, Note))
+    return wire.Accepted(text=text or _in_short(entry), job=entry.job)
+
+
+def _in_short(entry: Entry) -> str:
+    if isinstance(entry, Submitted):
+        return f"job {entry.job} is looked after"
+    if isinstance(entry, MoveRequested):
+        return f"{entry.node} is to be left"
+    return f"job {entry.job} is to end"

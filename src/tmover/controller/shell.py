@@ -1,0 +1,376 @@
+"""The controller's shell: hear, write down, decide, perform.
+
+One queue in, one writer. Everything that happens becomes an item of the queue; `turn` takes all
+that are there, has their events on disk with one flush, and then handles them one by one, in order.
+It is not async: whatever takes time becomes a task, and what comes of it returns through the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pathlib
+import time
+from collections.abc import Container, Iterable
+from typing import NamedTuple, Union
+
+import msgspec
+from typing_extensions import assert_never
+
+from tmover import wire
+from tmover.config import Config
+from tmover.controller import keys, requests, status
+from tmover.controller.desk import Desk
+from tmover.controller.errands import Errands
+from tmover.controller.gate import Gate
+from tmover.controller.journal import Entry, Settled
+from tmover.controller.presence import Presence, Who
+from tmover.controller.watch import Watch
+from tmover.core.events import (
+    Action,
+    Answered,
+    AnyEvent,
+    AnyOrder,
+    ArmDeadline,
+    DeadlinePassed,
+    EndNode,
+    Event,
+    Exited,
+    FromAgent,
+    Joined,
+    Launched,
+    LeaseExpired,
+    Note,
+    Order,
+    OrderNode,
+    Stop,
+    Wait,
+)
+from tmover.core.job import resume, wake
+from tmover.core.phase import Stage
+from tmover.errors import ConfigError, Refused
+from tmover.scheduler.interface import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_WRITE_AGAIN_S = 1.0
+
+
+class Said(NamedTuple):
+    """A message, and the connection it came over."""
+
+    route: bytes
+    message: wire.ToController
+
+
+Item = Union[Said, AnyEvent, Settled]
+
+
+class Work(NamedTuple):
+    """An item, and what it has the journal say."""
+
+    item: Item
+    entry: Entry | None = None
+    refusal: str = ""
+
+
+class Controller:
+    """Owns the desk. `turn` is the only place where something is decided."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: pathlib.Path,
+        *,
+        boot: str,
+        desk: Desk,
+        gate: Gate,
+        scheduler: Scheduler,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._boot = boot
+        self._desk = desk
+        self._gate = gate
+        self._presence = Presence(config.controller.lease_s)
+        self._watch = Watch(
+            scheduler,
+            poll_s=config.controller.poll_s,
+            agents_on=self._presence.on_node,
+            post=self.post,
+        )
+        again_s = config.controller.poll_s
+        self._errands = Errands(scheduler, again_s=again_s, post=self.post)
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._timers: dict[DeadlinePassed, asyncio.TimerHandle] = {}
+        """By the event that each posts when it fires."""
+        self._last_at = 0.0
+
+    def post(self, item: Item) -> None:
+        """Have `item` handled in its turn."""
+        self._queue.put_nowait(item)
+
+    async def run(self) -> None:
+        """Go on where the journal ends; work until cancelled, or until something cannot go on."""
+        self._take_up()
+        parts = [self._handle(), self._receive(), self._expire(), self._watch.run()]
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._errands.close()
+
+    # --- what runs beside each other --------------------------------------------------------------
+
+    def _take_up(self) -> None:
+        """Begin anew what the controller before this one had under way."""
+        now = time.monotonic()
+        for name, ledger in self._desk.ledgers.items():
+            self._errands.pursue(ledger)
+            if ledger.job.phase.stage is Stage.ENDED:
+                continue
+            for agent, node in ledger.agents.items():
+                self._presence.join(Who(name, agent), node, None, now)
+            for effect in wake(ledger.job):
+                if isinstance(effect, ArmDeadline):  # the rest is among the ledger's effects
+                    self._arm(effect, extra_s=self._config.controller.lease_s)
+
+    async def _handle(self) -> None:
+        while True:
+            items = [await self._queue.get()]
+            while not self._queue.empty():
+                items.append(self._queue.get_nowait())
+            self.turn(items)
+
+    async def _receive(self) -> None:
+        while True:
+            self.post(Said(*await self._gate.receive()))
+
+    async def _expire(self) -> None:
+        """Miss agents whose lease is over, unless it was this process that did not run."""
+        lease_s = self._config.controller.lease_s
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(lease_s / 10)
+            now = time.monotonic()
+            if now - before > lease_s / 3:
+                logger.warning("stood still for %.1f s, all leases begin anew", now - before)
+                self._presence.extend(now)
+            for who in self._presence.expire(now):
+                logger.warning(
+                    "agent %s was not heard of for lease_s (%s s)", who.agent, lease_s,
+                    extra={"job_id": who.job},
+                )  # fmt: skip
+                self.post(LeaseExpired(job=who.job, agent=who.agent))
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def turn(self, items: Iterable[Item]) -> None:
+        """Write down, then handle each in order."""
+        works = [self._read(item) for item in items]
+        failed = self._desk.write([work.entry for work in works if work.entry is not None])
+        for work in works:
+            self._carry_out(work, failed)
+
+    def _read(self, item: Item) -> Work:
+        """Return the item with what the journal is to hold of it, or with why it is refused."""
+        try:
+            return Work(item, self._entry(item))
+        except (Refused, ConfigError) as error:
+            return Work(item, refusal=str(error))
+        except Exception:  # one message's trouble is not the others'
+            logger.exception("could not read %s", item)
+            return Work(item, refusal=requests.INTERNAL_ERROR)
+
+    def _entry(self, item: Item) -> Entry | None:
+        """Return what the journal is to hold of `item`. Raises `Refused` or `ConfigError`."""
+        if not isinstance(item, Said):
+            return self._stamp(item)
+        message = item.message
+        if isinstance(message, Event):
+            if message.job not in self._desk.ledgers:
+                raise Refused(_unknown(message.job))
+            return self._stamp(message)
+        if isinstance(message, wire.SubmitRequest):
+            event = requests.submitted(message, self._desk.new_id())
+            keys.make_secret(self._state, event.job)
+            return self._stamp(event)
+        if isinstance(message, (wire.MoveRequest, wire.CancelRequest)):
+            job = requests.choose(self._desk.ledgers, message.job)
+            return self._stamp(requests.event(self._status(job), message))
+        return None
+
+    def _carry_out(self, work: Work, failed: Container[str]) -> None:
+        try:
+            if work.entry is not None and work.entry.job in failed:
+                self._put_off(work)
+            elif isinstance(work.item, Said):
+                self._answer(work, work.item.route, work.item.message)
+            elif work.entry is not None:
+                self._decide(work.entry)
+        except Exception:  # one message's trouble is not the others'
+            logger.exception("could not handle %s", work.item)
+
+    def _answer(self, work: Work, route: bytes, message: wire.ToController) -> None:
+        """Handle what was said over `route`."""
+        if work.refusal:
+            logger.warning("refused %s: %s", type(message).__name__, work.refusal)
+            self._gate.send(route, wire.RefusedReply(text=work.refusal))
+        elif isinstance(message, wire.Heartbeat):
+            self._heartbeat(route, message)
+        elif isinstance(message, wire.StatusRequest):
+            self._gate.send(route, self._status_reply(message))
+        elif isinstance(message, Joined):
+            self._join(route, message, work.entry)
+        elif work.entry is not None:
+            actions = self._decide(work.entry)
+            if isinstance(message, wire.Request):
+                self._gate.send(route, requests.answer(work.entry, actions))
+            else:
+                self._heard(route, _who(message))
+
+    def _heartbeat(self, route: bytes, message: wire.Heartbeat) -> None:
+        who = Who(message.job, message.agent)
+        if message.job not in self._desk.ledgers:
+            self._gate.send(route, wire.RefusedReply(text=_unknown(message.job)))
+        elif self._heard(route, who):
+            self._presence.step(who, message.steps)
+            heard = wire.Heard(job=who.job, agent=who.agent, boot=self._boot)
+            self._gate.send(route, heard)
+
+    def _heard(self, route: bytes, who: Who) -> bool:
+        """Renew the agent's lease; ask who it is unless it has joined over this connection."""
+        now = time.monotonic()
+        if self._presence.hear(who, route, now):
+            return True
+        if self._presence.must_ask(who, now):
+            ask = wire.WhoAreYou(job=who.job, agent=who.agent, boot=self._boot)
+            self._gate.send(route, ask)
+        return False
+
+    def _join(self, route: bytes, message: Joined, entry: Entry | None) -> None:
+        """Greet the agent, then tell it all that it may have missed."""
+        if entry is None:
+            return
+        who = Who(message.job, message.agent)
+        try:
+            secret = keys.read_secret(self._state, message.job)
+        except ConfigError as error:
+            logger.error("cannot greet %s: %s", who.agent, error)
+            self._gate.send(route, wire.RefusedReply(text=str(error)))
+            return
+        self._presence.join(who, message.node, route, time.monotonic())
+        greeting = wire.Greeting(job=who.job, agent=who.agent, boot=self._boot, secret=secret)
+        self._gate.send(route, greeting)
+        told = self._decide(entry) or []
+        for order in resume(self._desk.ledgers[who.job].job, who.agent):
+            if order not in told:
+                self._order(order)
+
+    def _put_off(self, work: Work) -> None:
+        """Try again later: the journal could not be written."""
+        loop = asyncio.get_running_loop()
+        if isinstance(work.item, Said) and isinstance(work.item.message, wire.Request):
+            text = "the journal cannot be written, see the controller's log"
+            self._gate.send(work.item.route, wire.RefusedReply(text=text))
+        else:
+            loop.call_later(_WRITE_AGAIN_S, self.post, work.item)
+
+    # --- deciding and performing ------------------------------------------------------------------
+
+    def _decide(self, entry: Entry) -> list[Action] | None:
+        """Take the entry in and do what follows; return that, None if it could not be taken in."""
+        ledger = self._desk.ledgers.get(entry.job)
+        before = None if ledger is None else ledger.job.phase.stage
+        actions = self._desk.take_in(entry)
+        ledger = self._desk.ledgers.get(entry.job)
+        if ledger is None:
+            return []
+        if isinstance(entry, DeadlinePassed):
+            self._timers.pop(msgspec.structs.replace(entry, at=0.0), None)
+            if actions:
+                extra = {"job_id": entry.job, "epoch": entry.epoch}
+                wait_s = self._wait_s(entry.wait)
+                logger.info("%s_s (%s s) passed", entry.wait.value, wait_s, extra=extra)
+        stage = ledger.job.phase.stage
+        if stage is not before:
+            was = "nothing" if before is None else before.value
+            extra = {"job_id": entry.job, "epoch": ledger.job.epoch}
+            logger.info("job %s went from %s to %s", entry.job, was, stage.value, extra=extra)
+        for action in actions or ():
+            self._perform(action)
+        if isinstance(entry, Settled):
+            self._errands.settled(entry.effect)
+        self._errands.pursue(ledger)
+        return actions
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Order():
+                self._order(action)
+            case ArmDeadline():
+                self._arm(action)
+            case Note():
+                logger.info("job %s: %s", action.job, action.text, extra={"job_id": action.job})
+            case EndNode() | OrderNode():
+                pass  # the desk has it among the ledger's effects, for `Errands`
+            case _:
+                assert_never(action)
+
+    def _order(self, order: AnyOrder) -> None:
+        """Send, if the agent is there. If not, `resume` has it when the agent joins again."""
+        who = Who(order.job, order.agent)
+        seen = self._presence.seen(who)
+        if isinstance(order, Stop):
+            self._presence.release(who)
+        if seen is None or seen.route is None:
+            return
+        logger.debug("sent %s", order)
+        if not self._gate.send(seen.route, order):
+            self._presence.drop_route(who)
+
+    def _arm(self, deadline: ArmDeadline, *, extra_s: float = 0.0) -> None:
+        passed = DeadlinePassed(job=deadline.job, wait=deadline.wait, epoch=deadline.epoch)
+        seconds = self._wait_s(deadline.wait) + extra_s
+        if passed in self._timers:
+            self._timers.pop(passed).cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[passed] = loop.call_later(seconds, self.post, passed)
+
+    def _wait_s(self, wait: Wait) -> float:
+        seconds: float = getattr(self._config.deadlines, f"{wait.value}_s")
+        return seconds
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _stamp(self, item: Union[AnyEvent, Settled]) -> Entry:
+        """Return the entry with the time. The clock may be set back; the journal's never is."""
+        if isinstance(item, Settled):
+            return item
+        self._last_at = max(self._last_at, time.time())
+        return msgspec.structs.replace(item, at=self._last_at)
+
+    def _status(self, job: str) -> wire.JobStatus:
+        return status.of(self._desk.ledgers[job], self._presence)
+
+    def _status_reply(self, message: wire.StatusRequest) -> wire.AnyReply:
+        jobs = self._desk.ledgers if message.job is None else (message.job,)
+        if message.job is not None and message.job not in self._desk.ledgers:
+            return wire.RefusedReply(text=_unknown(message.job))
+        return wire.StatusReply(jobs=tuple(map(self._status, jobs)))
+
+
+def _who(event: FromAgent) -> Who:
+    """Return the agent that an event comes from."""
+    if isinstance(event, (Joined, Launched, Exited, Answered)):
+        return Who(event.job, event.agent)
+    return Who(event.job, wire.agent_of(event.worker))
+
+
+def _unknown(job: str) -> str:
+    return f"there is no job {job} here"

@@ -1,0 +1,1 @@
+"""The decision core: events in, orders out, no I/O."""

@@ -1,0 +1,143 @@
+"""A decision being written: the job as it will be, and the actions so far.
+
+The modules that decide (`form`, `move`, `recover`, ...) are handed one `Draft` each time `decide`
+is called. It never outlives the call, so that `decide` stays a function of a job and an event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from tmover.core.events import (
+    Action,
+    ArmDeadline,
+    EndNode,
+    Note,
+    OrderNode,
+    Stop,
+    Wait,
+    Welcome,
+)
+from tmover.core.phase import Ended
+from tmover.core.roster import Agent, Farewell, Job, Ordered
+
+RELEASED = Farewell(0, "released")
+
+
+class Draft:
+    """The job after the event, as far as it is decided, and what to do about it, in order."""
+
+    def __init__(self, job: Job, at: float) -> None:
+        self.job = job
+        self.at = at
+        """The controller's wall clock at the event."""
+        self.actions: list[Action] = []
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the job. The job stays the same object if nothing changes."""
+        if any(getattr(self.job, name) != value for name, value in changes.items()):
+            self.job = dataclasses.replace(self.job, **changes)
+
+    def put(self, agent: Agent, **changes: Any) -> None:
+        """Add the agent, or change what is known of it."""
+        changed = dataclasses.replace(agent, **changes)
+        self.set(agents={**self.job.agents, changed.name: changed})
+
+    def do(self, *actions: Action) -> None:
+        """Add actions."""
+        self.actions += actions
+
+    def note(self, text: str) -> None:
+        """Say what was decided and why."""
+        self.do(Note(job=self.job.name, text=text))
+
+    def arm(self, wait: Wait, epoch: int) -> None:
+        """Ask for a `DeadlinePassed` after the configured time."""
+        self.do(ArmDeadline(job=self.job.name, wait=wait, epoch=epoch))
+
+    def next_epoch(self) -> int:
+        """Return an epoch number that was never used."""
+        self.set(epoch=self.job.epoch + 1)
+        return self.job.epoch
+
+    # --- agents -----------------------------------------------------------------------------------
+
+    def living(self, agents: Iterable[str]) -> list[str]:
+        """Return those of `agents` that are of the job, workers or not, each once, in order."""
+        return [agent for agent in dict.fromkeys(agents) if agent in self.job.agents]
+
+    def seat(self, slot: int, name: str) -> None:
+        """Give a slot to an agent, or to nobody."""
+        slots = self.job.slots
+        self.set(slots=(*slots[:slot], name, *slots[slot + 1 :]))
+
+    def greet(self, agent: Agent) -> None:
+        """Add the agent and tell it who it is."""
+        self.put(agent)
+        self.do(welcome(self.job, agent))
+
+    def relaunch(self, agent: Agent, *, slot: int, sandbox: bool) -> None:
+        """Have the agent start its workers afresh."""
+        self.greet(
+            dataclasses.replace(
+                agent,
+                launch=agent.launch + 1,
+                slot=slot,
+                sandbox=sandbox,
+                since=self.job.epoch,
+                endpoints=(),
+                schemas={},
+                exit=None,
+            )
+        )
+
+    def dismiss(self, name: str, farewell: Farewell) -> None:
+        """Let an agent go for good."""
+        agents = {known: agent for known, agent in self.job.agents.items() if known != name}
+        self.set(agents=agents, gone={**self.job.gone, name: farewell})
+        self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))
+
+    def lose(self, node: str, reason: str) -> None:
+        """Give up a node and every agent on it, and fence it. None of these agents comes back."""
+        for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
+            self.dismiss(agent.name, Farewell(1, f"lost: {reason}"))
+        self.set(fenced=self.job.fenced | {node})
+        self.note(f"{node} is lost: {reason}")
+        self.do(EndNode(job=self.job.name, node=node, reason=reason))
+
+    def order(self, missing: int) -> None:
+        """Ask for as many standbys as are missing, beyond those that are asked for already."""
+        job = self.job
+        short = missing - job.ordered.nodes
+        if short <= 0:
+            return
+        used = {agent.node for agent in job.agents.values()}
+        exclude = tuple(sorted(used | job.requests.keys() | job.fenced))
+        self.do(*[OrderNode(job=job.name, exclude=exclude)] * short)
+        self.set(ordered=Ordered(missing, job.epoch))
+        self.arm(Wait.STANDBY, job.epoch)
+        self.note(f"{short} more standby{'s' * (short > 1)} asked of the scheduler")
+
+    def end(self, code: int, reason: str) -> None:
+        """End the job: every agent is told to stop."""
+        for name in self.job.agents:
+            self.do(Stop(job=self.job.name, agent=name, code=code, reason=reason))
+        self.set(phase=Ended(code=code, reason=reason))
+        self.note(f"the job ends: {reason}")
+
+
+def welcome(job: Job, agent: Agent) -> Welcome:
+    """Return the order that tells an agent who it is."""
+    return Welcome(
+        job=job.name,
+        agent=agent.name,
+        launch=agent.launch,
+        slot=agent.slot,
+        nnodes=job.nnodes,
+        nproc=job.nproc,
+        sandbox=agent.sandbox,
+    )

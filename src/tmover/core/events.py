@@ -1,0 +1,370 @@
+"""What can happen to a job, and what the controller can have done about it.
+
+One definition serves as wire message, journal record and test literal: every value is frozen, tagged
+and encodable. Events are facts, orders are what the controller asks of an agent and its workers, and
+effects are what the controller does itself.
+
+Three names recur. An *agent* is one `tmover run`, named by its node and a random part, so that a node
+that comes back is another agent. A *worker* is one rank's process, `agent/local_rank`. A *step* is the
+index of a training step; the step of a rank is the last one it applied, -1 before the first.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Union
+
+import msgspec
+
+NO_STEP = -1
+"""The step of a rank that has applied none."""
+
+
+class Wait(str, enum.Enum):
+    """What a deadline is the deadline of. The values are the configuration's keys, less `_s`."""
+
+    FORM = "form"
+    ACCUSE = "accuse"
+    REPORT = "report"
+    PREPARE = "prepare"
+    SWITCH = "switch"
+    STANDBY = "standby"
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a world: which process holds it, and where that process listens."""
+
+    rank: int
+    worker: str
+    node: str
+    endpoint: str
+    """`address:port` of the worker's listener."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A world: who holds which rank in `epoch`."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    """In rank order."""
+
+    def member(self, rank: int) -> Member:
+        """Return the member that holds `rank`."""
+        return self.members[rank]
+
+    def rank_of(self, worker: str) -> int | None:
+        """Return the rank that `worker` holds here, or None if it holds none."""
+        return next((m.rank for m in self.members if m.worker == worker), None)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of everything that is sent or journaled."""
+
+    job: str
+
+
+# --- events: what agents and workers say ----------------------------------------------------------
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """A fact. `at` is the controller's wall clock in seconds when it heard of it."""
+
+    at: float = 0.0
+
+
+class Joined(Event, frozen=True, kw_only=True):
+    """An agent is up on `node`. Sent again to a controller that does not know it yet."""
+
+    agent: str
+    node: str
+    address: str
+    nproc: int
+    standby: bool
+    slot: int | None = None
+    """The slot its scheduler's position suggests; counts only before the first world is formed."""
+
+
+class Launched(Event, frozen=True, kw_only=True):
+    """All workers of the agent's launch number `launch` are up and listening."""
+
+    agent: str
+    launch: int
+    endpoints: tuple[str, ...]
+    """By local rank."""
+
+
+class Looping(Event, frozen=True, kw_only=True):
+    """A worker of the job has entered its training loop; `schema` digests what it tracks, by name."""
+
+    worker: str
+    launch: int
+    schema: dict[str, str]
+
+
+class Warm(Event, frozen=True, kw_only=True):
+    """A standby's worker has rehearsed and waits to be promoted."""
+
+    worker: str
+    launch: int
+    schema: dict[str, str]
+
+
+class Prepared(Event, frozen=True, kw_only=True):
+    """The worker's links of `epoch` are open and parked."""
+
+    worker: str
+    epoch: int
+
+
+class PrepareFailed(Event, frozen=True, kw_only=True):
+    """The worker cannot prepare `epoch`."""
+
+    worker: str
+    epoch: int
+    reason: str
+
+
+class Entered(Event, frozen=True, kw_only=True):
+    """The worker stands at the boundary after `step` and switches to `epoch`."""
+
+    worker: str
+    epoch: int
+    step: int
+
+
+class Verified(Event, frozen=True, kw_only=True):
+    """The joiner holds the state of `step`, every chunk of it verified."""
+
+    worker: str
+    epoch: int
+    step: int
+
+
+class Passed(Event, frozen=True, kw_only=True):
+    """The worker has passed the commit barrier of `epoch` and trains on."""
+
+    worker: str
+    epoch: int
+    step: int
+
+
+class Broken(Event, frozen=True, kw_only=True):
+    """The worker saw its links to `peers` break in `epoch`. An accusation, no verdict."""
+
+    worker: str
+    epoch: int
+    peers: tuple[str, ...]
+    """Workers at the other end."""
+    reason: str
+
+
+class Reported(Event, frozen=True, kw_only=True):
+    """Where a worker stands after `of` was revoked; it can pass no vote or barrier of `of` any more."""
+
+    worker: str
+    of: int
+    """The epoch whose revocation it answers."""
+    epoch: int
+    """The epoch it trains in. Equal to `of` if it had passed that epoch's barrier."""
+    step: int | None
+    """The last step it applied; None if it holds no usable state (a joiner before `Verified`)."""
+    doubt: int | None
+    """The step it voted good on without learning the outcome."""
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The worker's script has ended well; it waits, still able to help, until all have."""
+
+    worker: str
+    step: int
+
+
+class Exited(Event, frozen=True, kw_only=True):
+    """The workers of the agent's launch number `launch` are gone; the agent still answers."""
+
+    agent: str
+    launch: int
+    code: int
+    reason: str
+
+
+class Answered(Event, frozen=True, kw_only=True):
+    """The agent is alive, and so are its workers."""
+
+    agent: str
+    probe: int
+
+
+# --- events: what people, the scheduler and clocks say --------------------------------------------
+
+
+class Submitted(Event, frozen=True, kw_only=True):
+    """A job of `nnodes` x `nproc` ranks is to be looked after."""
+
+    nnodes: int
+    nproc: int
+    owner: str
+
+
+class MoveRequested(Event, frozen=True, kw_only=True):
+    """The node's ranks are to be moved to a standby, though it still works."""
+
+    node: str
+    reason: str
+
+
+class CancelRequested(Event, frozen=True, kw_only=True):
+    """The job is to end now."""
+
+    reason: str
+
+
+class NodeLost(Event, frozen=True, kw_only=True):
+    """The scheduler says that the node is down."""
+
+    node: str
+    reason: str
+
+
+class LeaseExpired(Event, frozen=True, kw_only=True):
+    """Nothing was heard of the agent for the length of its lease."""
+
+    agent: str
+
+
+class DeadlinePassed(Event, frozen=True, kw_only=True):
+    """A timer set by `ArmDeadline` has fired."""
+
+    wait: Wait
+    epoch: int
+
+
+AnyEvent = Union[
+    Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
+    Reported, Finished, Exited, Answered, Submitted, MoveRequested, CancelRequested, NodeLost,
+    LeaseExpired, DeadlinePassed,
+]  # fmt: skip
+FromAgent = Union[
+    Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
+    Reported, Finished, Exited, Answered,
+]  # fmt: skip
+
+
+# --- orders: what an agent and its workers are asked to do ----------------------------------------
+
+
+class Order(Record, frozen=True, kw_only=True):
+    """Something asked of one agent, and through it of its workers. Repeating it is harmless."""
+
+    agent: str
+
+
+class Welcome(Order, frozen=True, kw_only=True):
+    """Tells an agent who it is. A changed `launch` means: end the workers and start them afresh."""
+
+    launch: int
+    slot: int
+    """Its place in the job; the slot it rehearses if `sandbox`."""
+    nnodes: int
+    nproc: int
+    sandbox: bool
+
+
+class Start(Order, frozen=True, kw_only=True):
+    """The first world is known: connect, and train."""
+
+    plan: Plan
+
+
+class Prepare(Order, frozen=True, kw_only=True):
+    """Phase 1: open what `plan` needs beside what exists, and go on training."""
+
+    plan: Plan
+    sources: dict[str, str]
+    """The worker that will hand over its state, by joining worker."""
+
+
+class Arm(Order, frozen=True, kw_only=True):
+    """Everybody is prepared: vote for `epoch` from now on."""
+
+    epoch: int
+
+
+class Abort(Order, frozen=True, kw_only=True):
+    """`epoch` will never be; whoever stands at its barrier goes back and trains on."""
+
+    epoch: int
+    reason: str
+
+
+class Revoke(Order, frozen=True, kw_only=True):
+    """Pass nothing of `epoch` any more, and report."""
+
+    epoch: int
+    reason: str
+
+
+class Assign(Order, frozen=True, kw_only=True):
+    """What is to be: bring your state to `step`, hand it to whom it concerns, switch to `plan`."""
+
+    plan: Plan
+    step: int
+    sources: dict[str, str]
+    """Who sends its state, by receiving worker; the receiver's own records come from its keeper."""
+    relink: tuple[tuple[str, str], ...] = ()
+    """Pairs of workers whose link is opened afresh although both live."""
+
+
+class Done(Order, frozen=True, kw_only=True):
+    """Every rank has passed `epoch`: close what belonged to the world before."""
+
+    epoch: int
+
+
+class Probe(Order, frozen=True, kw_only=True):
+    """Answer at once if you and your workers live."""
+
+    probe: int
+
+
+class Stop(Order, frozen=True, kw_only=True):
+    """End. `code` 0 is a success or a release, anything else is the job's failure."""
+
+    code: int
+    reason: str
+
+
+AnyOrder = Union[Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Done, Probe, Stop]
+
+
+# --- effects: what the controller does itself -----------------------------------------------------
+
+
+class ArmDeadline(Record, frozen=True, kw_only=True):
+    """Feed `DeadlinePassed(wait, epoch)` after the configured time for `wait`."""
+
+    wait: Wait
+    epoch: int
+
+
+class EndNode(Record, frozen=True, kw_only=True):
+    """Fence a node that was lost: the scheduler ends everything of the job on it."""
+
+    node: str
+    reason: str
+
+
+class OrderNode(Record, frozen=True, kw_only=True):
+    """Ask the scheduler for another standby, not on the nodes in `exclude`."""
+
+    exclude: tuple[str, ...]
+
+
+class Note(Record, frozen=True, kw_only=True):
+    """A sentence for people: what was decided and why."""
+
+    text: str
+
+
+AnyEffect = Union[ArmDeadline, EndNode, OrderNode, Note]
+Action = Union[AnyOrder, AnyEffect]

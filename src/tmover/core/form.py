@@ -1,0 +1,207 @@
+"""How a job gets its first world: agents take slots, launch their workers, and start together.
+
+A start that fails before the first vote has passed is made again with fresh workers: there is
+nothing to lose yet, and half-built models are of no use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tmover.core import standby
+from tmover.core.draft import RELEASED, Draft
+from tmover.core.events import NO_STEP, Joined, Start, Submitted, Wait
+from tmover.core.phase import Forming, New, Starting, Training
+from tmover.core.roster import Agent, Farewell, Job
+
+STUMBLES = 3
+"""Attempts in a row at a world that fail although nobody was lost: then the job fails."""
+
+
+def submit(draft: Draft, event: Submitted) -> None:
+    """Begin to fill the slots."""
+    if not isinstance(draft.job.phase, New):
+        return
+    draft.set(
+        nnodes=event.nnodes,
+        nproc=event.nproc,
+        owner=event.owner,
+        slots=("",) * event.nnodes,
+        phase=Forming(since=0),
+    )
+    draft.arm(Wait.FORM, 0)
+    draft.note(f"waiting for {event.nnodes} nodes")
+
+
+def join(draft: Draft, event: Joined) -> None:
+    """Give a new agent a slot, or make it a standby."""
+    job = draft.job
+    if event.nproc != job.nproc:
+        reason = f"{event.node} came with {event.nproc} workers, the job has {job.nproc} per node"
+        draft.note(reason)
+        draft.dismiss(event.agent, Farewell(2, reason))
+        return
+    slot = _free_slot(job, event)
+    draft.greet(
+        Agent(
+            name=event.agent,
+            node=event.node,
+            address=event.address,
+            launch=1,
+            slot=job.nnodes - 1 if slot is None else slot,
+            sandbox=slot is None,
+            since=job.epoch,
+        )
+    )
+    draft.set(fenced=job.fenced - {event.node})
+    if slot is not None:
+        draft.seat(slot, event.agent)
+    if event.standby and job.ordered.nodes:
+        draft.set(ordered=job.ordered._replace(nodes=job.ordered.nodes - 1))
+
+
+def advance(draft: Draft, phase: Forming) -> None:
+    """Fill what was vacated; start when every slot's workers are up."""
+    vacated = set(phase.vacated)
+    for slot, name in enumerate(draft.job.slots):
+        agent = draft.job.agents.get(name)
+        if agent is not None and agent.exit is not None:
+            if crashed(draft, {slot: NO_STEP}):
+                return
+            _relaunch(draft, agent, slot)
+        if name and name not in draft.job.agents:
+            vacated.add(slot)
+    _fill(draft, phase, vacated)
+    if all(name and draft.job.agents[name].endpoints for name in draft.job.slots):
+        _start(draft)
+
+
+def finish(draft: Draft) -> None:
+    """Go over to training once every rank has entered its loop."""
+    job = draft.job
+    if not all(job.agents[name].is_ready for name in job.slots):
+        return
+    schemas = {
+        rank: job.agents[name].schemas[worker]
+        for slot, name in enumerate(job.slots)
+        for rank, worker in enumerate(job.workers([name]), start=slot * job.nproc)
+    }
+    draft.set(phase=Training(), schemas=schemas, stumbles=0)
+    draft.note(f"all {len(schemas)} ranks train in epoch {job.in_force}")
+
+
+def restart(draft: Draft, why: str) -> None:
+    """Start all workers afresh on the same slots; standbys take the slots of the lost."""
+    job = draft.job
+    if not job.vacant() and stumbled(draft):
+        return
+    draft.note(f"{why}: all workers start afresh")
+    for name in draft.living(job.unreleased.values()):
+        draft.dismiss(name, RELEASED)
+    phase = Forming(since=job.epoch)
+    draft.set(
+        phase=phase,
+        unreleased={},
+        reports={},
+        schemas={},
+        finished=frozenset(),
+        floor=None,
+    )
+    for slot, name in enumerate(job.slots):
+        if name in draft.job.agents:
+            _relaunch(draft, draft.job.agents[name], slot)
+    _fill(draft, phase, {s for s, name in enumerate(job.slots) if name not in draft.job.agents})
+    draft.arm(Wait.FORM, job.epoch)
+
+
+def overdue(draft: Draft) -> None:
+    """End a wait that took too long: standbys replace who is missing, else the job fails."""
+    job = draft.job
+    agents = [job.agents.get(name) for name in job.slots]
+    if isinstance(job.phase, Starting):
+        late = ", ".join(agent.node for agent in agents if agent is not None and not agent.is_ready)
+        draft.end(1, f"the workers on {late} did not enter the training loop in time")
+        return
+    missing = {slot for slot, agent in enumerate(agents) if agent is None or not agent.endpoints}
+    if len(standby.spare(job)) < len(missing):
+        names = ", ".join(str(slot) for slot in sorted(missing))
+        draft.end(1, f"no workers came up in time for slot {names}")
+        return
+    for agent in agents:
+        if agent is not None and not agent.endpoints and agent.name in draft.job.agents:
+            draft.lose(agent.node, "its workers did not come up in time")
+    since = draft.next_epoch()  # burnt: it only tells the new deadline from the old one
+    draft.set(phase=Forming(since=since, vacated=frozenset(missing)))
+    draft.arm(Wait.FORM, since)
+
+
+def crashed(draft: Draft, ends: dict[int, int]) -> bool:
+    """Note at which step scripts gave up, by slot; end the job if one did so twice."""
+    for slot, step in ends.items():
+        job = draft.job
+        agent = job.agents.get(job.slots[slot])
+        if agent is None or agent.exit is None or not agent.exit.is_error:
+            continue
+        if job.crashes.get(slot) == step:
+            after = "before its first step" if step == NO_STEP else f"after step {step}"
+            draft.end(1, f"the script on slot {slot} failed twice {after}: {agent.exit.reason}")
+            return True
+        draft.set(crashes={**job.crashes, slot: step})
+    return False
+
+
+def stumbled(draft: Draft) -> bool:
+    """Count an attempt that failed with nobody lost; end the job at the third in a row."""
+    tried = draft.job.stumbles + 1
+    draft.set(stumbles=tried)
+    if tried >= STUMBLES:
+        draft.end(1, f"{tried} attempts in a row to form a world failed, though nobody was lost")
+    return tried >= STUMBLES
+
+
+def _free_slot(job: Job, event: Joined) -> int | None:
+    if not isinstance(job.phase, Forming):
+        return None
+    free = [slot for slot, name in enumerate(job.slots) if not name]
+    if event.standby:
+        free = [slot for slot in free if slot in job.phase.vacated]
+    return event.slot if event.slot in free else next(iter(free), None)
+
+
+def _relaunch(draft: Draft, agent: Agent, slot: int) -> None:
+    """Start the workers of a slot afresh; an agent whose workers never last loses its slot."""
+    if agent.failures < standby.FAILURES:
+        draft.note(f"the workers on {agent.node} are started afresh")
+        draft.relaunch(agent, slot=slot, sandbox=False)
+        return
+    draft.note(f"the workers on {agent.node} ended {agent.failures} times: it is let go")
+    draft.dismiss(agent.name, Farewell(1, f"its workers ended {agent.failures} times"))
+
+
+def _fill(draft: Draft, phase: Forming, vacated: set[int]) -> None:
+    """Put standbys on vacated slots, with fresh workers; order what is missing."""
+    empty: set[int] = set()
+    for slot in sorted(vacated):
+        if draft.job.slots[slot] in draft.job.agents:
+            continue
+        agent = next(iter(standby.spare(draft.job)), None)
+        if agent is None:
+            draft.seat(slot, "")
+            empty.add(slot)
+        else:
+            draft.note(f"{agent.node} takes slot {slot}")
+            draft.relaunch(agent, slot=slot, sandbox=False)
+            draft.seat(slot, agent.name)
+    draft.set(phase=dataclasses.replace(phase, vacated=frozenset(empty)))
+    draft.order(len(empty))
+
+
+def _start(draft: Draft) -> None:
+    epoch = draft.next_epoch()
+    job = draft.job
+    plan = job.world(epoch, job.slots)
+    draft.set(plan=plan, phase=Starting())
+    draft.note(f"all workers are up: epoch {epoch} begins")
+    for name in job.slots:
+        draft.do(Start(job=job.name, agent=name, plan=plan))
+    draft.arm(Wait.FORM, epoch)

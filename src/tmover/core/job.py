@@ -1,0 +1,351 @@
+"""Decide what happens to a job. `decide` is the only way to change a `Job`.
+
+Each event is first written down as a fact, whatever the phase; what to do about it is then drawn
+from the state, phase by phase, until nothing more follows. So a fact is never lost because it came
+at a bad moment, and one that comes twice changes nothing. `phase` lists the phases, `form`, `move`
+and `recover` decide in them, `epoch` and `blame` say how a world is given up.
+
+The controller journals each event before it feeds it here, and carries out the actions in order.
+After a restart it replays the journal, carries out the last event's actions again, then those of
+`wake`; an agent that connects anew is told what `resume` returns.
+"""
+
+from __future__ import annotations
+
+from tmover.core import epoch as epochs
+from tmover.core import form, move, recover, standby
+from tmover.core.draft import Draft, welcome
+from tmover.core.events import (
+    Abort,
+    Action,
+    Answered,
+    AnyEffect,
+    AnyEvent,
+    AnyOrder,
+    Arm,
+    ArmDeadline,
+    Assign,
+    Broken,
+    CancelRequested,
+    DeadlinePassed,
+    Done,
+    Entered,
+    Exited,
+    Finished,
+    Joined,
+    Launched,
+    LeaseExpired,
+    Looping,
+    MoveRequested,
+    NodeLost,
+    Passed,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Probe,
+    Reported,
+    Revoke,
+    Start,
+    Stop,
+    Submitted,
+    Verified,
+    Wait,
+    Warm,
+)
+from tmover.core.phase import (
+    Accusing,
+    Armed,
+    Ended,
+    Forming,
+    New,
+    Preparing,
+    Recovering,
+    Reporting,
+    Starting,
+    Switching,
+    Training,
+    Waiting,
+)
+from tmover.core.roster import Exit, Job, Ordered, is_own_error
+
+__all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
+
+CANCELLED = 130
+"""The exit code of a job that somebody ended."""
+
+
+def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
+    """Return the job after `event`, and what to do about it.
+
+    A stale, repeated or misplaced event changes nothing: messages arrive late, and twice.
+    """
+    draft = Draft(job, event.at)
+    if isinstance(event, Joined):
+        _hear_of_agent(draft, event)
+    elif isinstance(job.phase, Ended) or (
+        isinstance(job.phase, New) and not isinstance(event, Submitted | CancelRequested)
+    ):
+        return job, []
+    elif isinstance(event, DeadlinePassed):
+        _hear_clock(draft, event)
+    elif isinstance(event, Launched | Looping | Warm | Exited):
+        _hear_of_launch(draft, event)
+    elif isinstance(event, Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired):
+        _hear_outside(draft, event)
+    else:
+        _hear_worker(draft, event)
+    _follow(draft)
+    return draft.job, draft.actions
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def _hear_of_agent(draft: Draft, event: Joined) -> None:
+    job = draft.job
+    if event.agent in job.gone or event.agent in job.agents:
+        draft.do(*resume(job, event.agent))
+    elif isinstance(job.phase, Ended):
+        draft.do(
+            Stop(job=job.name, agent=event.agent, code=job.phase.code, reason=job.phase.reason)
+        )
+    elif not isinstance(job.phase, New):
+        form.join(draft, event)
+
+
+def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> None:
+    job = draft.job
+    if isinstance(event, Launched | Exited):
+        agent = job.agents.get(event.agent)
+    else:
+        agent = job.agent_of(event.worker)
+    if agent is None or agent.launch != event.launch or agent.exit is not None:
+        return
+    match event:
+        case Launched(endpoints=endpoints) if len(endpoints) == job.nproc and not agent.endpoints:
+            draft.put(agent, endpoints=endpoints)
+        case Looping(worker=worker, schema=schema) if not agent.sandbox:
+            draft.put(agent, schemas={**agent.schemas, worker: schema})
+        case Warm(worker=worker, schema=schema) if agent.sandbox:
+            draft.put(agent, schemas={**agent.schemas, worker: schema})
+        case Exited(code=code, reason=reason):
+            was_carried_along = not agent.is_ready and epochs.loss_of(job) is not None
+            is_error = is_own_error(code) and not was_carried_along
+            mute = job.workers([agent.name])
+            draft.put(agent, exit=Exit(code, reason, is_error), failures=agent.failures + 1)
+            draft.set(reports={key: r for key, r in job.reports.items() if key[0] not in mute})
+
+
+def _hear_outside(
+    draft: Draft, event: Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired
+) -> None:
+    agents = draft.job.agents
+    match event:
+        case Submitted():
+            form.submit(draft, event)
+        case MoveRequested():
+            move.request(draft, event)
+        case CancelRequested(reason=reason):
+            draft.end(CANCELLED, reason)
+        case NodeLost(node=node, reason=reason):
+            if node in {agent.node for agent in agents.values()}:
+                draft.lose(node, reason)
+        case LeaseExpired(agent=name):
+            if name in agents:
+                draft.lose(agents[name].node, "its agent was not heard of for the lease")
+
+
+def _hear_worker(
+    draft: Draft,
+    event: (
+        Prepared
+        | PrepareFailed
+        | Entered
+        | Verified
+        | Passed
+        | Broken
+        | Reported
+        | Finished
+        | Answered
+    ),
+) -> None:
+    match event:
+        case Prepared():
+            move.prepared(draft, event)
+        case PrepareFailed():
+            move.prepare_failed(draft, event)
+        case Entered() | Verified() | Passed():
+            move.progress(draft, event)
+        case Broken():
+            epochs.accuse(draft, event)
+        case Reported():
+            epochs.report(draft, event)
+        case Answered():
+            epochs.answer(draft, event)
+        case Finished(worker=worker):
+            rank = draft.job.rank_of(worker)
+            if rank is not None:
+                draft.set(finished=draft.job.finished | {rank})
+
+
+def _hear_clock(draft: Draft, event: DeadlinePassed) -> None:
+    """Carry out what was declared for the end of a wait, if it is still the one waited for."""
+    job, wait, epoch = draft.job, event.wait, event.epoch
+    match job.phase:
+        case Forming(since=since) if (wait, epoch) == (Wait.FORM, since):
+            form.overdue(draft)
+        case Starting() if (wait, epoch) == (Wait.FORM, job.in_force):
+            form.overdue(draft)
+        case (Preparing() | Armed()) as phase if (wait, epoch) == (Wait.PREPARE, phase.move.epoch):
+            move.overdue(draft, phase)
+        case Switching() as phase if (wait, epoch) == (Wait.SWITCH, phase.move.epoch):
+            move.overdue(draft, phase)
+        case Recovering() as phase if (wait, epoch) == (Wait.SWITCH, job.in_force):
+            recover.overdue(draft, phase)
+        case Accusing(loss=loss) if (wait, epoch) == (Wait.ACCUSE, loss.epochs[-1]):
+            epochs.settle_blame(draft, loss, time_is_up=True)
+        case (Accusing() | Reporting()) as phase if (wait, epoch) == _report_due(phase):
+            epochs.give_up_silent(draft, phase.loss)
+    if (wait, epoch) == (Wait.STANDBY, job.ordered.epoch):
+        draft.set(ordered=Ordered(0, epoch))
+
+
+def _report_due(phase: Accusing | Reporting) -> tuple[Wait, int]:
+    return Wait.REPORT, phase.loss.epochs[-1]
+
+
+# --- what follows from them -----------------------------------------------------------------------
+
+
+def _follow(draft: Draft) -> None:
+    """Draw decisions from the state until none is left to draw."""
+    before = None
+    while draft.job is not before and not isinstance(draft.job.phase, New | Ended):
+        before = draft.job
+        if len(before.finished) == before.nnodes * before.nproc:
+            draft.end(0, "done")
+            return
+        _advance(draft)
+        if not isinstance(draft.job.phase, Ended):
+            standby.tend(draft)
+
+
+def _advance(draft: Draft) -> None:
+    match draft.job.phase:
+        case Forming() as phase:
+            form.advance(draft, phase)
+        case Starting() | Training() if draft.job.vacant():
+            epochs.revoke(draft, (draft.job.in_force,), "a member was lost")
+        case Starting():
+            form.finish(draft)
+        case Training():
+            move.begin(draft)
+        case Preparing(move=planned, prepared=ready):
+            move.advance_preparing(draft, planned, ready)
+        case Armed(move=planned):
+            move.advance_armed(draft, planned)
+        case Switching() as phase:
+            move.advance_switching(draft, phase)
+        case _:
+            _advance_failure(draft)
+
+
+def _advance_failure(draft: Draft) -> None:
+    match draft.job.phase:
+        case Accusing(loss=loss):
+            epochs.settle_blame(draft, loss)
+        case Reporting(loss=loss):
+            recover.advance(draft, loss)
+        case Waiting(loss=loss):
+            recover.go_on(draft, loss)
+        case Recovering() as phase:
+            recover.advance_recovering(draft, phase)
+
+
+# --- after a restart, or a new connection ---------------------------------------------------------
+
+
+def resume(job: Job, agent: str) -> list[AnyOrder]:
+    """Return the orders that bring an agent which may have missed some to where it should be."""
+    if agent in job.gone:
+        code, reason = job.gone[agent]
+        return [Stop(job=job.name, agent=agent, code=code, reason=reason)]
+    known = job.agents.get(agent)
+    if known is None:
+        return []
+    if isinstance(job.phase, Ended):
+        return [Stop(job=job.name, agent=agent, code=job.phase.code, reason=job.phase.reason)]
+    return [welcome(job, known), *_aborts(job, agent), *_standing_orders(job, agent)]
+
+
+def wake(job: Job) -> list[AnyEffect]:
+    """Return the deadlines that run in this state, for a controller that was started again."""
+    due: list[tuple[Wait, int]] = []
+    match job.phase:
+        case Forming(since=since):
+            due = [(Wait.FORM, since)]
+        case Starting():
+            due = [(Wait.FORM, job.in_force)]
+        case Preparing(move=m) | Armed(move=m):
+            due = [(Wait.PREPARE, m.epoch)]
+        case Switching(move=m):
+            due = [(Wait.SWITCH, m.epoch)]
+        case Recovering():
+            due = [(Wait.SWITCH, job.in_force)]
+        case Accusing(loss=loss):
+            due = [(Wait.ACCUSE, loss.epochs[-1]), (Wait.REPORT, loss.epochs[-1])]
+        case Reporting(loss=loss):
+            due = [(Wait.REPORT, loss.epochs[-1])]
+    if job.ordered.nodes and not isinstance(job.phase, Ended):
+        due.append((Wait.STANDBY, job.ordered.epoch))
+    return [ArmDeadline(job=job.name, wait=wait, epoch=epoch) for wait, epoch in due]
+
+
+def _aborts(job: Job, agent: str) -> list[AnyOrder]:
+    """Return the end of every planned move beyond the world in force that came to nothing."""
+    planned = standby.move_of(job)
+    alive = {job.in_force} if planned is None else {job.in_force, planned.epoch}
+    since = max(job.in_force, job.agents[agent].since)
+    return [
+        Abort(job=job.name, agent=agent, epoch=epoch, reason="it came to nothing")
+        for epoch in range(since + 1, job.epoch + 1)
+        if epoch not in alive and not isinstance(job.phase, Forming)
+    ]
+
+
+def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
+    """Return what this phase asks of the agent."""
+    if agent not in standby.placed(job):
+        return []
+    orders: list[AnyOrder] = []
+    name, plan = job.name, job.plan
+    match job.phase:
+        case Starting() if plan is not None:
+            orders = [Start(job=name, agent=agent, plan=plan)]
+        case Training():
+            orders = [Done(job=name, agent=agent, epoch=job.in_force)]
+        case Preparing(move=m) | Armed(move=m) | Switching(move=m):
+            orders = [Prepare(job=name, agent=agent, plan=m.plan, sources=dict(m.sources))]
+            if not isinstance(job.phase, Preparing):
+                orders.append(Arm(job=name, agent=agent, epoch=m.epoch))
+        case Accusing(loss=loss) | Reporting(loss=loss) | Waiting(loss=loss):
+            why = "it is to be reported on"
+            orders = [
+                Revoke(job=name, agent=agent, epoch=epoch, reason=why)
+                for epoch in loss.epochs
+                if agent in epochs.concerned(job, loss, epoch)
+            ]
+            if any(agent == w.rpartition("/")[0] for pair in loss.accusations for w in pair):
+                orders.append(Probe(job=name, agent=agent, probe=loss.epochs[0]))
+        case Recovering(step=step, sources=sources, relink=relink) if plan is not None:
+            orders = [
+                Assign(
+                    job=name,
+                    agent=agent,
+                    plan=plan,
+                    step=step,
+                    sources=dict(sources),
+                    relink=relink,
+                )
+            ]
+    return orders

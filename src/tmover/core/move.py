@@ -1,0 +1,215 @@
+"""A planned move: a standby takes the place of a node that still works, and nothing is lost.
+
+Until `Arm` a move can be called off by a word. From then on a rank may have passed its commit
+barrier, so that giving up means to revoke the epoch and to ask. The leaver keeps its state until
+every rank has reported passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tmover.core import epoch as epochs
+from tmover.core import standby
+from tmover.core.draft import RELEASED, Draft
+from tmover.core.events import (
+    Arm,
+    Done,
+    Entered,
+    MoveRequested,
+    Passed,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Verified,
+    Wait,
+)
+from tmover.core.phase import Armed, Move, Preparing, Recovering, Switching, Training
+from tmover.core.roster import Job, Request
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+def request(draft: Draft, event: MoveRequested) -> None:
+    """Note that a node is to be left."""
+    job = draft.job
+    if event.node in job.requests:
+        return
+    if event.node not in {agent.node for agent in job.agents.values()}:
+        draft.note(f"{event.node} carries nothing of this job: nothing to move")
+        return
+    draft.note(f"{event.node} is to be left: {event.reason}")
+    draft.set(requests={**job.requests, event.node: Request(event.reason)})
+
+
+def prepared(draft: Draft, event: Prepared) -> None:
+    """Note that a worker is ready to switch."""
+    phase = draft.job.phase
+    if not isinstance(phase, Preparing) or event.epoch != phase.move.epoch:
+        return
+    if event.worker in _to_prepare(draft.job, phase.move):
+        draft.set(phase=dataclasses.replace(phase, prepared=phase.prepared | {event.worker}))
+
+
+def prepare_failed(draft: Draft, event: PrepareFailed) -> None:
+    """Give the epoch up that a worker could not prepare."""
+    if draft.job.agent_of(event.worker) is not None:
+        epochs.suspect(draft, event.epoch, f"{event.worker} could not prepare: {event.reason}")
+
+
+def progress(draft: Draft, event: Entered | Verified | Passed) -> None:
+    """Note how far a worker has come in a switch."""
+    job, phase = draft.job, draft.job.phase
+    if isinstance(phase, Armed) and event.epoch == phase.move.epoch:
+        if event.worker not in _to_prepare(job, phase.move):
+            return
+        phase = Switching(move=phase.move)
+        draft.arm(Wait.SWITCH, event.epoch)
+    if isinstance(phase, Switching):
+        plan = phase.move.plan
+    elif isinstance(phase, Recovering) and job.plan is not None:
+        plan = job.plan
+    else:
+        return
+    if event.epoch != plan.epoch or job.agent_of(event.worker) is None:
+        return
+    if plan.rank_of(event.worker) is not None:
+        if isinstance(event, Passed):
+            phase = dataclasses.replace(phase, passed=phase.passed | {event.worker})
+        elif isinstance(event, Verified):
+            phase = dataclasses.replace(phase, verified=phase.verified | {event.worker})
+    draft.set(phase=phase)
+
+
+# --- what follows from it -------------------------------------------------------------------------
+
+
+def begin(draft: Draft) -> None:
+    """Prepare a move for the nodes that are to be left, as far as there are standbys for them."""
+    job = draft.job
+    if job.finished:
+        return
+    leavers = {s: a for s, a in enumerate(job.slots) if job.agents[a].node in job.requests}
+    slots, taken = list(job.slots), set[str]()
+    for slot in leavers:
+        fit = [agent for agent in standby.candidates(job, slot) if agent.name not in taken]
+        if fit:
+            slots[slot] = fit[0].name
+            taken.add(fit[0].name)
+    leavers = {slot: agent for slot, agent in leavers.items() if slots[slot] != agent}
+    missing = sum(job.agents[a].node in job.requests for a in slots)
+    draft.order(missing - (len(standby.spare(job)) - len(taken)))
+    if leavers:
+        _prepare(draft, tuple(slots), leavers)
+
+
+def advance_preparing(draft: Draft, move: Move, ready: frozenset[str]) -> None:
+    """Arm everybody once all are prepared, or call the move off."""
+    job = draft.job
+    if job.vacant():
+        epochs.call_off(draft, move, "a member was lost")
+    elif not all(map(job.is_alive, move.joiners)):
+        epochs.call_off(draft, move, "a joiner was lost")
+    elif any(job.agents[name].node in job.requests for name in move.joiners):
+        epochs.call_off(draft, move, "a joiner's node is to be left")
+    elif job.finished:
+        epochs.call_off(draft, move, "a rank has finished")
+    elif ready.issuperset(_to_prepare(job, move)):
+        draft.set(phase=Armed(move=move))
+        draft.note(f"all are prepared for epoch {move.epoch}")
+        for name in (*job.slots, *move.joiners):
+            draft.do(Arm(job=job.name, agent=name, epoch=move.epoch))
+
+
+def advance_armed(draft: Draft, move: Move) -> None:
+    """Revoke what can no longer be, now that somebody may have switched."""
+    job = draft.job
+    if job.vacant():
+        epochs.revoke(draft, (move.epoch, job.in_force), "a member was lost", move)
+    elif not all(map(job.is_alive, move.joiners)):
+        epochs.revoke(draft, (move.epoch,), "a joiner was lost", move)
+    elif job.finished:
+        epochs.revoke(draft, (move.epoch,), "a rank has finished", move)
+
+
+def advance_switching(draft: Draft, phase: Switching) -> None:
+    """Finish the move when all have passed, or revoke what can no longer be."""
+    job, move = draft.job, phase.move
+    handed_over = phase.verified.issuperset(move.sources)
+    lost = [slot for slot in job.vacant() if not (handed_over and slot in move.leavers)]
+    if lost:
+        why = (
+            "a leaver was lost before its hand-off"
+            if lost[0] in move.leavers
+            else "a member was lost"
+        )
+        epochs.revoke(draft, (move.epoch, job.in_force), why, move)
+    elif not all(map(job.is_alive, move.joiners)):
+        epochs.revoke(draft, (move.epoch,), "a joiner was lost", move)
+    elif phase.passed.issuperset(job.workers(move.slots)):
+        adopt(draft, move)
+        complete(draft)
+
+
+def overdue(draft: Draft, phase: Preparing | Armed | Switching) -> None:
+    """Give up a move that took too long; it is tried again."""
+    what = "switch" if isinstance(phase, Switching) else "prepare"
+    why = f"it took too long to {what}"
+    if isinstance(phase, Preparing):
+        epochs.call_off(draft, phase.move, why, counts=True)
+    else:
+        epochs.revoke(draft, (phase.move.epoch,), why, phase.move)
+
+
+def adopt(draft: Draft, move: Move) -> None:
+    """Put the world of `move` in force. Its leavers keep their state until it is complete."""
+    job = draft.job
+    unreleased = {s: a for s, a in move.leavers.items() if job.is_alive(a)}
+    draft.set(plan=move.plan, slots=move.slots, unreleased={**job.unreleased, **unreleased})
+    for slot in move.leavers:
+        name = move.slots[slot]
+        if name in draft.job.agents:
+            draft.put(draft.job.agents[name], slot=slot, sandbox=False)
+
+
+def complete(draft: Draft) -> None:
+    """Every rank has passed into the world in force: let the leavers go, and train on."""
+    job = draft.job
+    epoch = job.in_force
+    leavers = draft.living(job.unreleased.values())
+    for name in (*job.slots, *leavers):
+        draft.do(Done(job=job.name, agent=name, epoch=epoch))
+    draft.set(phase=Training(), unreleased={}, reports={}, floor=None, stumbles=0)
+    draft.note(f"all ranks have passed into epoch {epoch}")
+    for name in leavers:
+        draft.dismiss(name, RELEASED)
+
+
+def _prepare(draft: Draft, slots: tuple[str, ...], leavers: dict[int, str]) -> None:
+    epoch = draft.next_epoch()
+    job = draft.job
+    plan = job.world(epoch, slots)
+    move = Move(
+        plan=plan,
+        slots=slots,
+        leavers=leavers,
+        sources={
+            joiner: leaver
+            for slot in leavers
+            for joiner, leaver in zip(
+                job.workers([slots[slot]]), job.workers([leavers[slot]]), strict=True
+            )
+        },
+    )
+    for slot, leaver in leavers.items():
+        pair = f"{job.agents[leaver].node} to {job.agents[slots[slot]].node}"
+        draft.note(f"slot {slot} moves from {pair} in epoch {epoch}")
+    draft.set(phase=Preparing(move=move))
+    for name in (*job.slots, *move.joiners):
+        draft.do(Prepare(job=job.name, agent=name, plan=plan, sources=dict(move.sources)))
+    draft.arm(Wait.PREPARE, epoch)
+
+
+def _to_prepare(job: Job, move: Move) -> list[str]:
+    """Return the workers that have a part in the move: members, the leavers too, and joiners."""
+    return job.workers([*job.slots, *move.joiners])

@@ -1,0 +1,169 @@
+"""What one rank may do: the rules of votes, doubt, revocation and commit barriers, in one place.
+
+A vote or a barrier *passes* on a rank when it has heard of every other rank and the epoch is not
+revoked there; both are checked on the same value, so once revoked, nothing of that epoch passes. A
+rank that has spoken without learning the outcome is in doubt and decides nothing alone: it reports,
+and the controller, which decides only when all survivors have reported, tells it what holds.
+
+Every function takes a `Rank` and returns the next one. The shell (`worker/`) holds one `Rank` under
+one lock; the tests hold many and let hypothesis order what happens to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tmover.core.events import NO_STEP
+from tmover.errors import ProtocolError
+
+
+class Verdict(str, enum.Enum):
+    """How a vote or a barrier ended on one rank."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    """Somebody's attempt was not good: everybody does the step again, in the same epoch."""
+    BROKEN = "broken"
+    """The epoch was revoked first: the outcome is the controller's to say."""
+
+
+class Resolution(str, enum.Enum):
+    """What a rank does about an attempt that was interrupted."""
+
+    APPLY = "apply"
+    """The vote had passed somewhere: apply the update this rank holds the gradients of."""
+    REDO = "redo"
+    """It had passed nowhere: do the step again."""
+    RECEIVE = "receive"
+    """This rank's state is of no use: take another's."""
+
+
+class Vote(NamedTuple):
+    """What a rank says at the end of an attempt."""
+
+    step: int
+    good: bool
+    armed: int
+    """The epoch it is ready to switch to, 0 if none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """One rank, as far as votes and moves are concerned."""
+
+    epoch: int = 0
+    """The world it trains in; 0 before the first."""
+    step: int | None = NO_STEP
+    """The last step it applied; None while it holds no usable state."""
+    doubt: int | None = None
+    """The step it voted good on without learning the outcome."""
+    armed: int = 0
+    """The epoch it is prepared for and may vote for, 0 if none."""
+    entered: int = 0
+    """The epoch whose commit barrier it stands in, 0 if none."""
+    revoked: frozenset[int] = frozenset()
+    """Epochs of which nothing passes here any more."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the epoch it trains in was revoked."""
+        return self.epoch in self.revoked
+
+
+def start(rank: Rank, epoch: int) -> Rank:
+    """Return the rank in its first world."""
+    return dataclasses.replace(rank, epoch=epoch)
+
+
+def arm(rank: Rank, epoch: int) -> Rank:
+    """Return the rank voting for `epoch`, unless that epoch is over already."""
+    if epoch <= rank.epoch or epoch in rank.revoked:
+        return rank
+    return dataclasses.replace(rank, armed=epoch)
+
+
+def revoke(rank: Rank, epoch: int) -> Rank:
+    """Return the rank after `epoch` was revoked. Revoking twice, or an old epoch, changes nothing."""
+    if epoch < rank.epoch or epoch in rank.revoked:
+        return rank
+    armed = 0 if rank.armed == epoch else rank.armed
+    return dataclasses.replace(rank, armed=armed, revoked=rank.revoked | {epoch})
+
+
+def cast(rank: Rank, step: int, *, good: bool) -> tuple[Rank, Vote]:
+    """Return the rank after voting on `step`. In a revoked epoch there is nothing to vote on."""
+    if rank.step is None or step != rank.step + 1:
+        msg = f"cannot vote on step {step} after step {rank.step}"
+        raise ProtocolError(msg)
+    vote = Vote(step=step, good=good and not rank.interrupted, armed=rank.armed)
+    if rank.interrupted or not good:
+        return rank, vote
+    return dataclasses.replace(rank, doubt=step), vote
+
+
+def tally(rank: Rank, votes: Sequence[Vote]) -> tuple[Rank, Verdict, int]:
+    """Return the rank after hearing every vote of its world, the verdict, and the epoch to switch to.
+
+    Everybody hears the same votes, so everybody that passes agrees on the switch. `votes` holds one
+    vote per rank, this rank's included. Raises `ProtocolError` if ranks voted on different steps.
+    """
+    if rank.interrupted:
+        return rank, Verdict.BROKEN, 0
+    if len({vote.step for vote in votes}) != 1:
+        msg = f"ranks voted on different steps: {sorted({vote.step for vote in votes})}"
+        raise ProtocolError(msg)
+    if not all(vote.good for vote in votes):
+        return dataclasses.replace(rank, doubt=None), Verdict.REFUSED, 0
+    epochs = {vote.armed for vote in votes}
+    switch = epochs.pop() if len(epochs) == 1 else 0
+    return dataclasses.replace(rank, step=votes[0].step, doubt=None), Verdict.PASSED, switch
+
+
+def enter(rank: Rank, epoch: int) -> Rank:
+    """Return the rank inside the commit barrier of `epoch`, or unchanged if that epoch is over."""
+    if epoch in rank.revoked or epoch <= rank.epoch:
+        return rank
+    return dataclasses.replace(rank, entered=epoch, armed=0)
+
+
+def leave(rank: Rank, epoch: int) -> tuple[Rank, Verdict]:
+    """Return the rank after every member's barrier message of `epoch` has come, and the verdict."""
+    if rank.entered != epoch or epoch in rank.revoked:
+        return rank, Verdict.BROKEN
+    revoked = frozenset(e for e in rank.revoked if e > epoch)
+    return dataclasses.replace(rank, epoch=epoch, entered=0, doubt=None, revoked=revoked), (
+        Verdict.PASSED
+    )
+
+
+def abort(rank: Rank, epoch: int) -> Rank:
+    """Return the rank back in its old world. A barrier entered and not revoked stays in doubt."""
+    if rank.entered == epoch and epoch not in rank.revoked:
+        return rank
+    entered = 0 if rank.entered == epoch else rank.entered
+    armed = 0 if rank.armed == epoch else rank.armed
+    return dataclasses.replace(rank, entered=entered, armed=armed, revoked=rank.revoked | {epoch})
+
+
+def resolve(rank: Rank, step: int) -> Resolution:
+    """Return what this rank does to stand at `step`, as the controller decided."""
+    if rank.step is None:
+        return Resolution.RECEIVE
+    if step == rank.step:
+        return Resolution.REDO
+    if step == rank.step + 1 and rank.doubt == step:
+        return Resolution.APPLY
+    return Resolution.RECEIVE
+
+
+def applied(rank: Rank, step: int) -> Rank:
+    """Return the rank standing at `step`: rolled forward, or with state received and verified."""
+    return dataclasses.replace(rank, step=step, doubt=None)
+
+
+def emptied(rank: Rank) -> Rank:
+    """Return the rank while foreign state is being written over its own: it stands nowhere."""
+    return dataclasses.replace(rank, step=None, doubt=None)

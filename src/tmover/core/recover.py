@@ -1,0 +1,203 @@
+"""From a revoked world to the next: which world holds, at which step, and who is in it.
+
+All survivors have reported when this is decided. The step is the highest that any of them has
+applied: its vote had passed there, so every other has voted good on it and still holds its
+gradients. Once decided it stands, whoever is lost after that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tmover.core import blame, form, move, standby
+from tmover.core import epoch as epochs
+from tmover.core.draft import Draft
+from tmover.core.events import NO_STEP, Abort, Assign, Wait
+from tmover.core.phase import Accusation, Loss, Move, Recovering, Waiting
+from tmover.core.roster import Job, worker_of
+
+
+def advance(draft: Draft, loss: Loss) -> None:
+    """Say which world holds, once all survivors have reported; then go on from it."""
+    job, planned = draft.job, loss.move
+    if not epochs.has_all_reports(job, loss):
+        return
+    if planned is None:
+        go_on(draft, loss)
+    elif _is_passed(job, loss, planned):
+        draft.note(f"a rank has passed into epoch {planned.epoch}: so all are in it")
+        move.adopt(draft, planned)
+        go_on(draft, dataclasses.replace(loss, move=None))
+    elif job.in_force in loss.epochs:
+        _keep_joiners(draft, planned)
+        go_on(draft, dataclasses.replace(loss, move=None))
+    elif job.vacant():
+        epochs.extend(draft, loss, (job.in_force,), "a member was lost")
+    else:
+        alive = all(map(job.is_alive, planned.joiners))
+        epochs.call_off(draft, planned, "no rank has passed into it", counts=alive)
+
+
+def advance_recovering(draft: Draft, phase: Recovering) -> None:
+    """Train on when all have passed; start over if another is lost."""
+    job = draft.job
+    if job.vacant():
+        epochs.revoke(draft, (job.in_force,), "a member was lost")
+    elif phase.passed.issuperset(job.workers(job.slots)):
+        move.complete(draft)
+
+
+def overdue(draft: Draft, phase: Recovering) -> None:
+    """Revoke a switch that took too long; joiners that do not hold the state are given up."""
+    job = draft.job
+    epochs.revoke(draft, (job.in_force,), "it took too long to switch")
+    late = {job.agent_of(worker) for worker in phase.sources.keys() - phase.verified}
+    for agent in sorted((a for a in late if a is not None), key=lambda a: a.slot):
+        if agent.name in draft.job.agents:
+            draft.lose(agent.node, "it did not receive the state in time")
+
+
+def go_on(draft: Draft, loss: Loss) -> None:
+    """Assign the next world; wait if a slot is empty, start afresh if there is nothing to keep."""
+    job = draft.job
+    if _all_gave_up(draft):
+        return
+    step = decided_step(job, loss)
+    if form.crashed(draft, dict.fromkeys(job.vacant(), NO_STEP if step is None else step)):
+        return
+    if step is None or step == NO_STEP:
+        lost = "no vote had passed" if step is not None else "no rank is left that holds the state"
+        form.restart(draft, lost)
+        return
+    if not job.vacant() and form.stumbled(draft):
+        return
+    draft.set(floor=step, slots=tuple(a if job.is_alive(a) else "" for a in job.slots))
+    _fill(draft)
+    missing = draft.job.vacant()
+    if missing:
+        _wait(draft, loss, missing)
+    else:
+        _assign(draft, loss, step)
+
+
+def decided_step(job: Job, loss: Loss) -> int | None:
+    """Return the step all will stand at, or None if nobody is left that holds the state."""
+    found = [job.standing(worker) for worker in job.workers(epochs.living(job, loss))]
+    steps = [report.step for report in found if report is not None and report.step is not None]
+    return max([*steps, *([] if job.floor is None else [job.floor])]) if steps else None
+
+
+# --- which world ----------------------------------------------------------------------------------
+
+
+def _is_passed(job: Job, loss: Loss, planned: Move) -> bool:
+    found = [job.standing(worker) for worker in job.workers(epochs.living(job, loss))]
+    return any(report is not None and report.epoch == planned.epoch for report in found)
+
+
+def _keep_joiners(draft: Draft, planned: Move) -> None:
+    """Seat the joiners whose leavers are lost, in the world before the move; release the others."""
+    job = draft.job
+    slots = list(job.slots)
+    for slot, leaver in planned.leavers.items():
+        joiner = planned.slots[slot]
+        if joiner not in job.agents:
+            continue
+        if job.is_alive(joiner) and not job.is_alive(leaver):
+            slots[slot] = joiner
+            draft.put(job.agents[joiner], slot=slot, sandbox=False)
+        else:
+            why = "the world before the move was broken"
+            draft.do(Abort(job=job.name, agent=joiner, epoch=planned.epoch, reason=why))
+            useless = job.workers([joiner])
+            reports = {key: r for key, r in draft.job.reports.items() if key[0] not in useless}
+            draft.set(reports=reports)
+    draft.set(slots=tuple(slots))
+
+
+def _all_gave_up(draft: Draft) -> bool:
+    """End the job if the scripts of all slots ended by their own error: it would happen again."""
+    agents = [draft.job.agents.get(name) for name in draft.job.slots]
+    exits = [agent.exit for agent in agents if agent is not None and agent.exit is not None]
+    if len(exits) < draft.job.nnodes or not all(end.is_error for end in exits):
+        return False
+    reasons = dict.fromkeys(end.reason for end in exits)
+    draft.end(1, f"the script failed on all nodes: {'; '.join(reasons)}")
+    return True
+
+
+# --- who is in it ---------------------------------------------------------------------------------
+
+
+def _fill(draft: Draft) -> None:
+    """Give vacant slots to their leavers, where those still hold state, or to warm standbys."""
+    for slot in draft.job.vacant():
+        job = draft.job
+        leaver = job.unreleased.get(slot, "")
+        if job.is_alive(leaver):
+            agent = job.agents[leaver]
+            kept = {s: name for s, name in job.unreleased.items() if s != slot}
+            draft.set(unreleased=kept)
+            draft.note(f"{agent.node} takes its slot {slot} back")
+        else:
+            fit = standby.candidates(job, slot)
+            if not fit:
+                continue
+            agent = fit[0]
+            draft.note(f"{agent.node} takes slot {slot}")
+        draft.put(agent, slot=slot, sandbox=False)
+        draft.seat(slot, agent.name)
+
+
+def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
+    if not isinstance(draft.job.phase, Waiting):
+        names = ", ".join(str(slot) for slot in missing)
+        draft.note(f"no standby is warm for slot {names}: training waits for one")
+    draft.set(phase=Waiting(loss=loss))
+    draft.order(len(missing) - len(standby.spare(draft.job)))
+
+
+def _assign(draft: Draft, loss: Loss, step: int) -> None:
+    relink = tuple(dict.fromkeys(
+        (a.accuser, a.accused) for a in blame.unexplained(loss.accusations, draft.job.slots)
+    ))  # fmt: skip
+    sources = _sources(draft.job, step)
+    epoch = draft.next_epoch()
+    plan = draft.job.world(epoch, draft.job.slots)
+    pairs = {blame.pair_of(accusation) for accusation in map(Accusation._make, relink)}
+    draft.set(
+        plan=plan,
+        phase=Recovering(step=step, sources=sources, relink=relink),
+        relinked={**draft.job.relinked, **dict.fromkeys(pairs, draft.at)},
+    )
+    draft.note(f"epoch {epoch} begins after step {step}")
+    for name in draft.job.slots:
+        draft.do(
+            Assign(
+                job=draft.job.name, agent=name, plan=plan, step=step, sources=sources, relink=relink
+            )
+        )
+    draft.arm(Wait.SWITCH, epoch)
+
+
+def _sources(job: Job, step: int) -> dict[str, str]:
+    """Return who sends its state, by receiving worker: the keeper of its records if that lives."""
+    holders = {w for w in job.workers(job.slots) if _reaches(job, w, step)}
+    sources: dict[str, str] = {}
+    for slot, agent in enumerate(job.slots):
+        for local in range(job.nproc):
+            worker = worker_of(agent, local)
+            if worker in holders:
+                continue
+            nearest = [(slot + away) % job.nnodes for away in range(1, job.nnodes + 1)]
+            senders = [worker_of(job.slots[near], local) for near in nearest]
+            sources[worker] = next(sender for sender in senders if sender in holders)
+    return sources
+
+
+def _reaches(job: Job, worker: str, step: int) -> bool:
+    """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
+    report = job.standing(worker)
+    if report is None or report.step is None:
+        return False
+    return report.step == step or (report.step == step - 1 and report.doubt == step)

@@ -1,0 +1,205 @@
+"""What the controller knows of a job: its agents, its slots and the world in force."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tmover.core.events import NO_STEP, Member, Plan, Reported
+from tmover.core.phase import New, Phase
+
+Schema = Mapping[str, str]
+_SIGNALLED = 128
+"""Exit codes from here on, and negative ones, are a signal's: a death, not the script's error."""
+
+
+class Exit(NamedTuple):
+    """How the workers of an agent ended."""
+
+    code: int
+    reason: str
+    is_error: bool
+    """Whether the script itself gave up, rather than was killed or carried along by others."""
+
+
+class Farewell(NamedTuple):
+    """What an agent that is no longer of the job is told, whenever it asks."""
+
+    code: int
+    reason: str
+
+
+class Request(NamedTuple):
+    """A node that should carry no ranks though it still works."""
+
+    reason: str
+    attempts: int = 0
+    """Moves that were tried for it and failed."""
+
+
+class Ordered(NamedTuple):
+    """Standbys that the scheduler was asked for and that have not come yet."""
+
+    nodes: int = 0
+    epoch: int = 0
+    """The epoch that their deadline carries."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One `tmover run` and the current launch of its workers."""
+
+    name: str
+    node: str
+    address: str
+    launch: int
+    slot: int
+    """The slot it holds; the one it rehearses while `sandbox`."""
+    sandbox: bool
+    since: int
+    """Epochs up to this one are older than the launch; its workers had no part in them."""
+    endpoints: tuple[str, ...] = ()
+    """Of its workers, by local rank; empty until they are up."""
+    schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
+    """What its workers track, by worker, once they loop or are warm."""
+    exit: Exit | None = None
+    failures: int = 0
+    """Launches of it that ended badly."""
+
+    @property
+    def state(self) -> str:
+        """What its workers are doing, in one word for people."""
+        if self.exit is not None:
+            return "exited"
+        if not self.endpoints:
+            return "launching"
+        if len(self.schemas) < len(self.endpoints):
+            return "building"
+        return "warm" if self.sandbox else "looping"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its workers loop, or are warm."""
+        return self.exit is None and 0 < len(self.endpoints) == len(self.schemas)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job as the controller knows it. Facts only; `decide` draws its decisions from them."""
+
+    name: str
+    nnodes: int = 0
+    nproc: int = 0
+    owner: str = ""
+    phase: Phase = dataclasses.field(default_factory=New)
+    epoch: int = 0
+    """The highest epoch ever named. No number is used twice, not even that of an aborted move."""
+    plan: Plan | None = None
+    """The world in force: the one that was started, passed by all, or assigned."""
+    slots: tuple[str, ...] = ()
+    """The agent of each slot, "" if it has none. It may be lost: then the slot is vacant."""
+    agents: Mapping[str, Agent] = dataclasses.field(default_factory=dict)
+    gone: Mapping[str, Farewell] = dataclasses.field(default_factory=dict)
+    """Agents that were lost, released or refused. None of them ever comes back."""
+    fenced: frozenset[str] = frozenset()
+    """Nodes that were lost and have not come back with another agent."""
+    unreleased: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Leavers that still hold their state, by slot: best candidates if their joiner is lost."""
+    requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)
+    """Nodes to be left, in the order of asking."""
+    reports: Mapping[tuple[str, int], Reported] = dataclasses.field(default_factory=dict)
+    """By worker and revoked epoch."""
+    schemas: Mapping[int, Schema] = dataclasses.field(default_factory=dict)
+    """What each rank tracks, once the first world is formed."""
+    finished: frozenset[int] = frozenset()
+    """Ranks whose script has ended well."""
+    floor: int | None = None
+    """The step that was decided and that not every rank has reported reached."""
+    crashes: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    """The step at which a slot's script last gave up, by slot."""
+    relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """When a pair of agents last had a link opened afresh."""
+    stumbles: int = 0
+    """Attempts at a world since the last one that held, in which nobody was lost."""
+    ordered: Ordered = dataclasses.field(default_factory=Ordered)
+
+    # --- who --------------------------------------------------------------------------------------
+
+    def is_alive(self, agent: str) -> bool:
+        """Return whether the agent is of the job and its workers are not known to be gone."""
+        found = self.agents.get(agent)
+        return found is not None and found.exit is None
+
+    def vacant(self) -> tuple[int, ...]:
+        """Return the slots that nobody alive holds."""
+        return tuple(slot for slot, agent in enumerate(self.slots) if not self.is_alive(agent))
+
+    def workers(self, agents: Iterable[str]) -> list[str]:
+        """Return the workers of `agents`."""
+        return [worker_of(agent, local) for agent in agents for local in range(self.nproc)]
+
+    def agent_of(self, worker: str) -> Agent | None:
+        """Return the agent whose worker this is, or None for a stranger's."""
+        agent = self.agents.get(worker.rpartition("/")[0])
+        return agent if agent is not None and worker in self.workers([agent.name]) else None
+
+    def rank_of(self, worker: str) -> int | None:
+        """Return the rank that a worker of a seated agent holds."""
+        agent = self.agent_of(worker)
+        if agent is None or self.slots[agent.slot] != agent.name:
+            return None
+        return agent.slot * self.nproc + self.workers([agent.name]).index(worker)
+
+    # --- worlds -----------------------------------------------------------------------------------
+
+    @property
+    def in_force(self) -> int:
+        """The epoch of the world in force, 0 before the first."""
+        return 0 if self.plan is None else self.plan.epoch
+
+    def world(self, epoch: int, slots: Iterable[str]) -> Plan:
+        """Return the plan of `epoch` with these agents in the slots."""
+        members = [
+            (worker_of(agent, local), self.agents[agent].node, endpoint)
+            for agent in slots
+            for local, endpoint in enumerate(self.agents[agent].endpoints)
+        ]
+        return Plan(
+            epoch=epoch,
+            members=tuple(
+                Member(rank=rank, worker=worker, node=node, endpoint=endpoint)
+                for rank, (worker, node, endpoint) in enumerate(members)
+            ),
+        )
+
+    def standing(self, worker: str) -> Reported | None:
+        """Return the latest word of a worker on where it stands, or None.
+
+        Epochs and steps only grow; of two equal reports the one on its own epoch is the later,
+        since that one froze it.
+        """
+        found = [report for (who, _), report in self.reports.items() if who == worker]
+        return max(
+            found,
+            key=lambda r: (r.epoch, NO_STEP - 1 if r.step is None else r.step, r.of == r.epoch),
+            default=None,
+        )
+
+
+def worker_of(agent: str, local_rank: int) -> str:
+    """Return the name of a worker.
+
+    >>> worker_of("node1-0a1b2c3d", 0)
+    'node1-0a1b2c3d/0'
+    """
+    return f"{agent}/{local_rank}"
+
+
+def is_own_error(code: int) -> bool:
+    """Return whether an exit code says that the script gave up by itself.
+
+    >>> [is_own_error(code) for code in (0, 1, -9, 137)]
+    [True, True, False, False]
+    """
+    return 0 <= code < _SIGNALLED

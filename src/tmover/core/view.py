@@ -1,0 +1,120 @@
+"""What `tmover status` shows of a job: names and words, no decision.
+
+Steps and the time since an agent was heard are not here: they come with heartbeats, which no decision
+depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tmover.core import standby
+from tmover.core.phase import Ended, Recovering
+from tmover.core.roster import Job
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """One place in the job."""
+
+    slot: int
+    node: str
+    """"" while nobody holds the slot."""
+    agent: str
+    state: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyView:
+    """One node without a place."""
+
+    node: str
+    agent: str
+    state: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MoveView:
+    """The move under way, or asked for and waiting for a standby."""
+
+    phase: str
+    leaver: str
+    """Nodes, joined by commas."""
+    joiner: str
+    """Nodes; "" while none is found."""
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One job as a person wants to see it."""
+
+    job: str
+    owner: str
+    phase: str
+    epoch: int
+    world_size: int
+    slots: tuple[SlotView, ...]
+    standbys: tuple[StandbyView, ...]
+    move: MoveView | None
+    outcome: str
+    """How it ended, "" before."""
+    code: int | None
+
+
+def view(job: Job) -> View:
+    """Return what is to be shown of a job."""
+    ended = job.phase if isinstance(job.phase, Ended) else None
+    return View(
+        job=job.name,
+        owner=job.owner,
+        phase=job.phase.stage.value,
+        epoch=job.in_force,
+        world_size=job.nnodes * job.nproc,
+        slots=tuple(_slot(job, slot, name) for slot, name in enumerate(job.slots)),
+        standbys=_standbys(job),
+        move=_move(job),
+        outcome="" if ended is None else ended.reason,
+        code=None if ended is None else ended.code,
+    )
+
+
+def _slot(job: Job, slot: int, name: str) -> SlotView:
+    agent = job.agents.get(name)
+    if agent is None:
+        return SlotView(slot=slot, node="", agent="", state="lost" if name else "vacant")
+    state = "leaving" if agent.node in job.requests else agent.state
+    return SlotView(slot=slot, node=agent.node, agent=agent.name, state=state)
+
+
+def _standbys(job: Job) -> tuple[StandbyView, ...]:
+    move = standby.move_of(job)
+    joiners = () if move is None else move.joiners
+    return tuple(
+        StandbyView(
+            node=agent.node,
+            agent=agent.name,
+            state="joining" if agent.name in joiners else agent.state,
+        )
+        for agent in job.agents.values()
+        if agent.name not in job.slots and agent.name not in job.unreleased.values()
+    )
+
+
+def _move(job: Job) -> MoveView | None:
+    move, phase = standby.move_of(job), job.phase.stage.value
+    if move is not None:
+        leavers = [job.agents[a].node for a in move.leavers.values() if a in job.agents]
+        joiners = [job.agents[a].node for a in move.joiners if a in job.agents]
+        return _shown(phase, leavers, joiners, move.epoch)
+    if isinstance(job.phase, Recovering):
+        workers = dict.fromkeys(worker.rpartition("/")[0] for worker in job.phase.sources)
+        return _shown(
+            phase, [], [job.agents[a].node for a in workers if a in job.agents], job.epoch
+        )
+    wanted = [node for node in job.requests if not isinstance(job.phase, Ended)]
+    return _shown("requested", wanted, [], 0) if wanted else None
+
+
+def _shown(phase: str, leavers: list[str], joiners: list[str], epoch: int) -> MoveView:
+    return MoveView(phase=phase, leaver=",".join(leavers), joiner=",".join(joiners), epoch=epoch)

@@ -1,0 +1,69 @@
+"""Everything tmover raises on purpose.
+
+TmoverError                     shown to the user as one line, with `exit_code`
+├── ConfigError                 the user's file, flag or script is wrong; names what to change
+├── SchedulerError              Slurm or the local scheduler did not do what was asked
+├── ControllerUnavailable       no controller answers; asking again later can help
+├── Refused                     the controller said no, and why
+├── ProtocolError               a peer sent what this version cannot read
+├── JournalError                the journal is damaged; names the line and the way out
+├── LinkError                   a link to another rank broke or could not be opened
+├── StateError                  state that cannot be tracked, or that arrived damaged
+└── Interrupted                 the attempt is over: raised inside `with step`, absorbed by it
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+
+class TmoverError(Exception):
+    """Base of all errors a user can be shown without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(TmoverError):
+    """What the user wrote is wrong."""
+
+    exit_code = 2
+
+
+class SchedulerError(TmoverError):
+    """The scheduler did not do what was asked."""
+
+    exit_code = 3
+
+
+class ControllerUnavailable(TmoverError):
+    """No controller answered in time."""
+
+    exit_code = 4
+
+
+class Refused(TmoverError):
+    """The controller refused a request."""
+
+
+class ProtocolError(TmoverError):
+    """A peer's message could not be read, or cannot be meant."""
+
+
+class JournalError(TmoverError):
+    """The journal cannot be read."""
+
+
+class LinkError(TmoverError):
+    """A link broke, or could not be opened. `peers` are the workers at its other end."""
+
+    def __init__(self, message: str, peers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.peers = peers
+
+
+class StateError(TmoverError):
+    """State cannot be captured, or arrived damaged."""
+
+
+class Interrupted(TmoverError):
+    """The current attempt will not be kept. Do not catch it inside `with step`."""

@@ -1,0 +1,162 @@
+"""What a rank tracks, by name, and its state as one message: a header and live tensors.
+
+The header is a msgpack tree with references in place of tensors; the tensors are the live ones, not
+copies. `landing` is the other side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from tmover.errors import StateError
+from tmover.state import memory, tree
+from tmover.state.buffers import Buffers
+from tmover.state.memory import Layout
+from tmover.state.parts import ModulePart, OptimizerPart, Part, part
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """What a capture holds beside the bytes of its tensors."""
+
+    layouts: tuple[Layout, ...]
+    parts: dict[str, Any]
+    """By tracked name, as made by `tree.pack`."""
+
+
+class Captured(NamedTuple):
+    """A rank's replicated state: valid until anything tracked changes."""
+
+    header: bytes
+    tensors: list[torch.Tensor]
+    layouts: tuple[Layout, ...]
+
+
+class Tracked:
+    """The registry of what is handed over."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Part] = {}
+        self._private: set[str] = set()
+        self.buffers = Buffers()
+        self.snapshots = 0
+        """How many were taken: only the latest can be restored."""
+
+    def track(self, name: str, obj: object, *, per_rank: bool = False) -> None:
+        """Register `obj` under `name`; with `per_rank`, as something that no other rank holds too.
+
+        Raises `StateError` if its state holds anything but plain values, naming the path.
+        """
+        if name in self._parts:
+            msg = f"`{name}` is tracked already"
+            raise StateError(msg)
+        new = part(name, obj)
+        packed = tree.pack(new.tree(), tree.Tensors(), self._root(new))
+        tree.encode([packed, tree.pack(new.schema(), tree.Tensors())])
+        self._parts[name] = new
+        if per_rank:
+            self._private.add(name)
+        if isinstance(new, ModulePart):
+            self.buffers.add(name, new.module, replicated=not per_rank)
+
+    @staticmethod
+    def _root(owner: Part) -> str:
+        return f"tracked `{owner.name}`: state_dict()"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def parts(self, *, per_rank: bool) -> dict[str, Part]:
+        """Return what is replicated, or what is not, by name."""
+        return {k: v for k, v in self._parts.items() if (k in self._private) is per_rank}
+
+    def every_part(self) -> list[Part]:
+        """Return all parts."""
+        return list(self._parts.values())
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return every parameter of tracked modules and optimizers, once."""
+        found: dict[int, torch.Tensor] = {}
+        for each in self._parts.values():
+            if isinstance(each, ModulePart):
+                found.update((id(p), p) for p in each.module.parameters())
+            elif isinstance(each, OptimizerPart):
+                found.update((id(p), p) for p in each.parameters())
+        return list(found.values())
+
+    def holds(self, obj: object) -> bool:
+        """Return whether `obj` itself is tracked."""
+        return any(each.target is obj for each in self._parts.values())
+
+    def has_gradients(self) -> bool:
+        """Return whether a parameter has a gradient that is not zero."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        return any(bool(gradient.any()) for gradient in gradients)
+
+    def schema(self) -> dict[str, str]:
+        """Return a digest by name of what must be equal for a state to fit."""
+        return {
+            name: hashlib.sha256(
+                tree.encode([name in self._private, tree.pack(each.schema(), tree.Tensors())])
+            ).hexdigest()
+            for name, each in self._parts.items()
+        }
+
+    def digest(self) -> str:
+        """Return a SHA-256 over everything tracked: equal exactly if all values are, to the bit."""
+        total = hashlib.sha256()
+        for name in sorted(self._parts):
+            each = self._parts[name]
+            tensors = tree.Tensors()
+            packed = tree.pack(each.tree(), tensors, self._root(each))
+            total.update(tree.encode([name, canonical(packed, [_hash(t) for t in tensors.held])]))
+        return total.hexdigest()
+
+    def pack(self, each: Part, tensors: tree.Tensors) -> Any:
+        """Return one part's state packed, its tensors added to `tensors`."""
+        return tree.pack(each.tree(), tensors, self._root(each))
+
+
+def _hash(tensor: torch.Tensor) -> list[Any]:
+    data = memory.view(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
+    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]
+
+
+def canonical(packed: Any, hashes: list[Any]) -> Any:
+    """Return a packed tree with hashes for tensors, and the items of dicts sorted.
+
+    The order of a dict is history, not state: optimizers make their state in any order.
+    """
+    if not isinstance(packed, list):
+        return packed
+    tag, *rest = packed
+    if tag in tree.DICT_TAGS:
+        items = [[key, canonical(value, hashes)] for key, value in rest[0]]
+        return [tag, sorted(items, key=lambda item: tree.encode(item[0]))]
+    if tag in tree.SEQUENCE_TAGS:
+        return [tag, [canonical(value, hashes) for value in rest[0]]]
+    return [tag, hashes[rest[0]]] if tag == "tensor" else packed
+
+
+def mismatch(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Return the tracked names in which two schemas differ."""
+    return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+
+
+def capture(tracked: Tracked) -> Captured:
+    """Return the replicated state. Nothing is copied: keep still until it was sent."""
+    tensors = tree.Tensors()
+    parts = {k: tracked.pack(each, tensors) for k, each in tracked.parts(per_rank=False).items()}
+    layouts = tuple(memory.layout(tensor) for tensor in tensors.held)
+    header = msgspec.msgpack.encode(Header(layouts=layouts, parts=parts))
+    return Captured(header=header, tensors=tensors.held, layouts=layouts)

@@ -1,0 +1,97 @@
+"""How a batch is fetched: under random streams of its own, wherever that happens.
+
+`SeededDataset` stands before the user's dataset, in loader workers and in process alike. It is
+asked with a `Ticket`, and what it returns depends on the ticket alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from tmover.state import rng
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Ticket(NamedTuple):
+    """One batch to fetch."""
+
+    serial: int
+    """Counts what was asked for, so that what nobody waits for any more can be told."""
+    seed: int
+    indices: Any
+    """What the sampler gave: the samples' indices, or a single one without batching."""
+
+
+class SeededDataset(Dataset[Any]):
+    """A dataset of whole batches, each fetched under the streams its ticket names."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], wanted: Any, *, batched: bool
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate
+        self._wanted = wanted
+        self._batched = batched
+
+    def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
+        if ticket.serial < self._wanted.value:
+            return ticket.serial, None
+        if get_worker_info() is not None:
+            rng.seed(ticket.seed)
+            return ticket.serial, self._fetch(ticket.indices)
+        with rng.isolated(ticket.seed):
+            return ticket.serial, self._fetch(ticket.indices)
+
+    def _fetch(self, indices: Any) -> Any:
+        if not self._batched:
+            return self._collate(self.dataset[indices])
+        together = getattr(self.dataset, "__getitems__", None)
+        samples = together(indices) if together else [self.dataset[i] for i in indices]
+        return self._collate(samples)
+
+
+def same(value: Any) -> Any:
+    """Return `value`: batches are collated before torch's loader sees them."""
+    return value
+
+
+class WorkerStart:
+    """What a loader worker does first: end when the rank ends, then what the user asked for."""
+
+    def __init__(self, then: Callable[[int], None] | None, *, child: bool) -> None:
+        self._then = then
+        self._parent = os.getpid() if child else None
+        """The rank's process, unless workers come from a fork server."""
+
+    def __call__(self, worker_id: int) -> None:
+        """Run in the worker before it fetches anything."""
+        if self._parent is not None:
+            _die_with(self._parent)
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SeededDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self._then is not None:
+            self._then(worker_id)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def spawns_children(context: Any) -> bool:
+    """Return whether loader workers of this multiprocessing context are our own children."""
+    if context is None:
+        method = multiprocessing.get_start_method()
+    else:
+        method = context if isinstance(context, str) else context.get_start_method()
+    return method != "forkserver"

@@ -1,0 +1,130 @@
+"""Where a captured state goes on the rank that receives it.
+
+A `Landing` says which live tensors the bytes are for, makes those that do not exist yet (an
+optimizer's state is made lazily), and attaches them once everything has come and was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from tmover.errors import StateError
+from tmover.state import memory, tree
+from tmover.state.capture import Header, Tracked
+from tmover.state.memory import Layout
+from tmover.state.parts import ModulePart, OptimizerPart, Part
+
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+class Places:
+    """The tensor that takes the bytes of each tensor of a state; several trees may share them."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self._layouts = layouts
+        self._found: dict[int, torch.Tensor] = {}
+        self._taken: set[int] = set()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._found[index]
+
+    def indices(self) -> list[int]:
+        """Return which tensors have a place."""
+        return sorted(self._found)
+
+    def find(self, each: Part, incoming: Any) -> None:
+        """Find a place for every tensor of a tree: the part's own where it fits, else a new one.
+
+        Raises `StateError` naming a tensor that must exist and does not, or is another one.
+        """
+        live = each.tree()
+        for path, ref in _references(incoming, ()):
+            if ref.index >= len(self._layouts):
+                msg = f"state header refers to tensor {ref.index} of {len(self._layouts)}"
+                raise StateError(msg)
+            if ref.index not in self._found:
+                place = self._place(each, path, self._layouts[ref.index], _at(live, path))
+                self._found[ref.index] = place
+                self._taken.add(id(place))
+
+    def _place(
+        self, each: Part, path: tuple[Any, ...], described: Layout, mine: Any
+    ) -> torch.Tensor:
+        if isinstance(mine, torch.Tensor) and described.fits(mine) and id(mine) not in self._taken:
+            return mine
+        device = each.device(path, described)
+        if device is None:
+            msg = f"tracked `{each.name}`: {'.'.join(map(str, path))} is another tensor here"
+            raise StateError(msg)
+        return memory.allocate(described, device)
+
+
+class Landing:
+    """A state on its way in."""
+
+    def __init__(self, tracked: Tracked, header: bytes | bytearray) -> None:
+        """Find places. Raises `StateError` if the header is damaged, or of something else."""
+        try:
+            decoded = _decoder.decode(header)
+        except (msgspec.DecodeError, RecursionError) as error:
+            msg = f"state header cannot be read: {error}"
+            raise StateError(msg) from error
+        for described in decoded.layouts:
+            described.check()
+        self.layouts = decoded.layouts
+        self._tracked = tracked
+        self._packed = decoded.parts
+        self._parts = tracked.parts(per_rank=False)
+        if self._parts.keys() != decoded.parts.keys():
+            msg = f"state of {sorted(decoded.parts)} came for {sorted(self._parts)}"
+            raise StateError(msg)
+        self._places = Places(self.layouts)
+        for name, each in self._parts.items():
+            self._places.find(each, tree.unpack(self._packed[name]))
+        if len(self._places.indices()) != len(self.layouts):
+            msg = "state header describes tensors that nothing refers to"
+            raise StateError(msg)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Where the bytes go, in the order of `layouts`."""
+        return [self._places[index] for index in range(len(self.layouts))]
+
+    def adopt(self) -> None:
+        """Attach what was received: to be called once, when every byte is verified and in place."""
+        tensors = self.tensors
+        with torch.no_grad():
+            for name in sorted(self._parts, key=lambda name: _turn(self._parts[name])):
+                self._parts[name].adopt(tree.unpack(self._packed[name], tensors))
+        self._tracked.buffers.rebase()
+
+
+def _turn(each: Part) -> int:
+    """Modules first; optimizers last, so that no scheduler's load can change their numbers."""
+    return {ModulePart: 0, OptimizerPart: 2}.get(type(each), 1)
+
+
+def _references(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], tree.Ref]]:
+    if isinstance(value, tree.Ref):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _references(inner, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _references(inner, (*path, index))
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value

@@ -1,0 +1,196 @@
+"""The bytes of a tensor, without `Tensor.numpy()`.
+
+`numpy()` marks a storage as not resizable, which breaks FSDP and others; a buffer over the data
+pointer does not. `Cells` reads and writes ranges of a tensor's bytes in logical order, whatever its
+strides and device: straight from memory where it can, through a bounded staging area otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tmover.errors import StateError
+
+DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """What a tensor's bytes mean."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    """Dimensions from the slowest to the fastest: the order in which the bytes are sent."""
+    device: str
+    """The kind of device it lives on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes are sent."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def check(self) -> None:
+        """Raise `StateError` if no tensor can have this layout."""
+        ordered = sorted(self.order) == list(range(len(self.shape)))
+        if self.dtype not in DTYPES or not ordered or any(size < 0 for size in self.shape):
+            msg = f"state header describes an impossible tensor: {self}"
+            raise StateError(msg)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Return whether `tensor` can take these bytes as they are."""
+        return tuple(tensor.shape) == self.shape and tensor.dtype == DTYPES[self.dtype]
+
+
+def layout(tensor: torch.Tensor) -> Layout:
+    """Return the layout in which `tensor` is sent: as it lies in memory, if it is dense."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return Layout(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        order=tuple(order),
+        device=tensor.device.type,
+    )
+
+
+def refuse_unreadable(tensor: torch.Tensor, path: str) -> None:
+    """Raise `StateError` naming `path` if the tensor has no bytes of its own to send."""
+    if torch.nn.parameter.is_lazy(tensor):
+        why = "has no shape yet; run one forward before tracking it"
+    elif is_traceable_wrapper_subclass(tensor):
+        why = f"is a `{type(tensor).__name__}`; sharded and wrapped tensors cannot be tracked yet"
+    elif tensor.layout is not torch.strided or tensor.is_quantized:
+        why = "is a sparse or quantized tensor; only dense ones can be tracked"
+    elif tensor.device.type == "meta":
+        why = "is on the meta device and has no values"
+    elif tensor.is_inference():
+        why = "was made in inference mode and cannot be written to"
+    else:
+        return
+    msg = f"{path} {why}"
+    raise StateError(msg)
+
+
+def view(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, writable. The view keeps the tensor alive."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(bytearray())
+    array = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+def copy_out(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Return the bytes of each in the order of its `layout`, by one transfer per device."""
+    flats = [_flat(tensor, layout(tensor).order) for tensor in tensors]
+    remote = [i for i, flat in enumerate(flats) if flat.device.type != "cpu"]
+    for device in {flats[i].device for i in remote}:
+        indices = [i for i in remote if flats[i].device == device]
+        together = torch.cat([flats[i] for i in indices]).cpu()
+        pieces = together.split([flats[i].numel() for i in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            flats[index] = piece
+    return [bytes(view(flat)) for flat in flats]
+
+
+def from_bytes(data: bytes, described: Layout) -> torch.Tensor:
+    """Return a new CPU tensor made of what `copy_out` gave. Raises `StateError` if sizes differ."""
+    described.check()
+    if len(data) != described.size_bytes:
+        msg = f"{len(data)} bytes cannot be a tensor of {described.size_bytes}"
+        raise StateError(msg)
+    tensor = allocate(described, torch.device("cpu"))
+    view(_flat(tensor, described.order))[:] = data
+    return tensor
+
+
+def allocate(described: Layout, device: torch.device) -> torch.Tensor:
+    """Return an uninitialised tensor that lies in memory as its bytes are sent."""
+    dense = torch.empty(
+        [described.shape[dim] for dim in described.order],
+        dtype=DTYPES[described.dtype],
+        device=device,
+    )
+    return dense.permute(_inverse(described.order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=lambda position: order[position])
+
+
+def _alias(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor | None:
+    """Return the tensor's own memory as flat bytes, or None if it is not in one piece."""
+    dense = tensor.detach().permute(*order) if order else tensor.detach()
+    if not dense.is_contiguous() or dense.is_conj() or dense.is_neg():
+        return None
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def _flat(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return the tensor's bytes in one piece: its own memory if it lies so, else a copy."""
+    flat = _alias(tensor, order)
+    if flat is not None:
+        return flat
+    dense = tensor.detach().permute(*order).resolve_conj().resolve_neg()
+    return dense.contiguous().reshape(-1).view(torch.uint8)
+
+
+class Area:
+    """A bounded piece of CPU memory through which bytes pass to and from tensors."""
+
+    def __init__(self, size: int, *, pinned: bool = False) -> None:
+        self.tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.memory = view(self.tensor)
+
+
+class Cells:
+    """A live tensor's bytes by range, in the order that a sender chose.
+
+    A tensor with gaps or overlaps has no bytes in one piece: it is copied whole, and written back
+    when its last byte has come.
+    """
+
+    def __init__(self, tensor: torch.Tensor, order: Sequence[int]) -> None:
+        self._tensor = tensor
+        self._order = order
+        flat = _alias(tensor, order)
+        self._apart = flat is None
+        self._flat = _flat(tensor, order) if flat is None else flat
+        self.size = self._flat.numel()
+        self._memory = view(self._flat) if self._flat.device.type == "cpu" else None
+
+    def read(self, start: int, stop: int, area: Area, at: int) -> memoryview:
+        """Return a range of the bytes: where they are if in memory, else copied to `area[at:]`."""
+        if self._memory is not None:
+            return self._memory[start:stop]
+        end = at + stop - start
+        area.tensor[at:end].copy_(self._flat[start:stop])
+        return area.memory[at:end]
+
+    def write(self, start: int, area: Area, at: int, size: int) -> None:
+        """Overwrite `size` bytes from `start` with `area[at:]`."""
+        if self._memory is not None:
+            self._memory[start : start + size] = area.memory[at : at + size]
+        else:
+            self._flat[start : start + size].copy_(area.tensor[at : at + size])
+        if self._apart and start + size == self.size:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        dense = self._tensor.detach().permute(*self._order)
+        fresh = self._flat.view(dense.dtype).view(dense.shape)
+        for dim, stride in enumerate(dense.stride()):
+            if stride == 0 and dense.shape[dim] > 1:
+                dense, fresh = dense.narrow(dim, 0, 1), fresh.narrow(dim, 0, 1)
+        dense.copy_(fresh)

@@ -1,0 +1,261 @@
+"""The three kinds of things a rank tracks: modules, optimizers, and whatever has a state_dict.
+
+A part gives its state as a tree (see `tree`) that holds its live tensors, and takes a tree back.
+The tensors of a tree to be adopted are the part's own wherever those could take the bytes, so what
+is adopted was received in place; `adopt` only attaches the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tmover.errors import StateError
+from tmover.state import tree
+from tmover.state.memory import Layout, refuse_unreadable
+
+
+class Part(Protocol):
+    """Something tracked, under its name."""
+
+    name: str
+    target: object
+    """What the user tracked."""
+
+    def schema(self) -> Any:
+        """Return what must be equal for another rank's state to fit, as a plain value."""
+
+    def tree(self) -> Any:
+        """Return the state; its tensors are the live ones."""
+
+    def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
+        """Return where a new tensor of an incoming tree is to live, or None if it must exist."""
+
+    def adopt(self, state: Any) -> None:
+        """Take `state`, whose tensors hold what was received."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What `track` accepts."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take a state."""
+
+
+def part(name: str, obj: object) -> Part:
+    """Return `obj` as a part. Raises `StateError` naming what cannot be tracked about it."""
+    if isinstance(obj, nn.Module):
+        return ModulePart(name, obj)
+    if isinstance(obj, torch.optim.Optimizer) and not _has_own_state_dict(obj):
+        return OptimizerPart(name, obj)
+    if isinstance(obj, Stateful) and not isinstance(obj, type):
+        return ObjectPart(name, obj)
+    msg = (
+        f"tracked `{name}` is {tree.describe(obj)}; track takes modules, optimizers, schedulers "
+        "and other objects with state_dict and load_state_dict"
+    )
+    raise StateError(msg)
+
+
+def _has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
+def _shape(tensor: torch.Tensor) -> list[Any]:
+    return [str(tensor.dtype), list(tensor.shape)]
+
+
+def _class_name(obj: object) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+class ModulePart:
+    """A module: parameters, buffers of both kinds, modes, and what else its state_dict holds."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.target: object = module
+        self.module = module.module if isinstance(module, DistributedDataParallel) else module
+        self.modules = list(self.module.modules())
+        self._extra = any(_adds_to_state_dict(m) for m in self.modules)
+        if any(type(m).__name__ == "FullyShardedDataParallel" for m in self.modules):
+            msg = f"tracked `{name}` is sharded by FSDP; sharded modules cannot be tracked yet"
+            raise StateError(msg)
+        for key, tensor in self._tensors().items():
+            refuse_unreadable(tensor, f"tracked `{name}`: `{key}`")
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, tied ones once."""
+        return dict(self.module.named_parameters())
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers by name, non-persistent ones too."""
+        return dict(self.module.named_buffers())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**self.parameters(), **self.buffers()}
+
+    def schema(self) -> Any:
+        """Return names, shapes and dtypes. Non-persistent buffers are caches and may differ."""
+        transient = self._transient()
+        buffers = {k: _shape(b) for k, b in self.buffers().items() if k not in transient}
+        return [{k: _shape(p) for k, p in self.parameters().items()}, buffers]
+
+    def _transient(self) -> set[str]:
+        return {
+            f"{prefix}.{key}" if prefix else key
+            for prefix, module in self.module.named_modules()
+            for key in module._non_persistent_buffers_set
+        }
+
+    def tree(self) -> Any:
+        """Return everything under its name."""
+        return {
+            "parameters": self.parameters(),
+            "buffers": self.buffers(),
+            "eval": [k for k, m in self.module.named_modules() if not m.training],
+            "extra": self._extra_state(),
+        }
+
+    def _extra_state(self) -> dict[str, Any]:
+        if not self._extra:
+            return {}
+        known = {k for k, _ in self.module.named_parameters(remove_duplicate=False)}
+        known |= {k for k, _ in self.module.named_buffers(remove_duplicate=False)}
+        state: dict[str, Any] = self.module.state_dict(keep_vars=True)
+        return {key: value for key, value in state.items() if key not in known}
+
+    def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
+        """Let buffers that are caches, and extra state, be new; everything else exists."""
+        if path[0] == "parameters" or (path[0] == "buffers" and path[1] not in self._transient()):
+            return None
+        if described.device == "cpu":
+            return torch.device("cpu")
+        return next((t.device for t in self._tensors().values()), torch.device(described.device))
+
+    def adopt(self, state: Any) -> None:
+        """Attach caches that are new here, and set modes and extra state."""
+        live = self.buffers()
+        for key, tensor in state["buffers"].items():
+            if live.get(key) is not tensor:
+                owner, _, leaf = key.rpartition(".")
+                self.module.get_submodule(owner).register_buffer(leaf, tensor, persistent=False)
+        evaluating = set(state["eval"])
+        for key, module in self.module.named_modules():
+            module.training = key not in evaluating
+        if state["extra"]:
+            self.module.load_state_dict(state["extra"], strict=False)
+
+
+def _adds_to_state_dict(module: nn.Module) -> bool:
+    kind = type(module)
+    return (
+        kind.get_extra_state is not nn.Module.get_extra_state
+        or kind._save_to_state_dict is not nn.Module._save_to_state_dict
+        or kind.state_dict is not nn.Module.state_dict
+    )
+
+
+class OptimizerPart:
+    """An optimizer: each parameter's state, which is made lazily, and its groups' numbers."""
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self.name = name
+        self.target: object = optimizer
+        self.optimizer = optimizer
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters, in the order of the groups."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the groups without their parameters."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+
+    def schema(self) -> Any:
+        """Return its class and the shapes of its groups' parameters."""
+        shapes = [[_shape(p) for p in group["params"]] for group in self.optimizer.param_groups]
+        return [_class_name(self.optimizer), shapes]
+
+    def tree(self) -> Any:
+        """Return the state by parameter number, and the groups."""
+        numbers = {id(p): i for i, p in enumerate(self.parameters())}
+        states = {numbers.get(id(k), k): _shallow(v) for k, v in self.optimizer.state.items()}
+        return {"state": {k: v for k, v in states.items() if v != {}}, "groups": self.groups()}
+
+    def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
+        """Put new state beside its parameter, counters that were kept on the CPU there."""
+        parameters = self.parameters()
+        index = path[1] if path[0] == "state" else 0
+        known = isinstance(index, int) and index < len(parameters)
+        if described.device == "cpu" or not known:
+            return torch.device("cpu")
+        return parameters[index].device
+
+    def adopt(self, state: Any) -> None:
+        """Make the state exactly `state`, keeping every object that can be kept."""
+        parameters = self.parameters()
+        live = self.optimizer.state
+        kept = {id(key): value for key, value in live.items() if isinstance(value, dict)}
+        live.clear()
+        for number, value in state["state"].items():
+            key = parameters[number] if isinstance(number, int) else number
+            mine = kept.get(id(key))
+            if mine is None or not isinstance(value, dict):
+                live[key] = value
+            else:
+                mine.clear()
+                mine.update(value)
+                live[key] = mine
+        self.adopt_groups(state["groups"])
+
+    def adopt_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Set the groups' numbers; a tensor among them keeps its identity."""
+        for group, incoming in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in incoming.items():
+                mine = group.get(key)
+                if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor):
+                    if mine is not value:
+                        mine.copy_(value)
+                else:
+                    group[key] = value
+
+
+def _shallow(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
+
+
+class ObjectPart:
+    """Anything else with state_dict and load_state_dict, taken at its word."""
+
+    def __init__(self, name: str, obj: Stateful) -> None:
+        self.name = name
+        self.target: object = obj
+        self.obj = obj
+
+    def schema(self) -> Any:
+        """Return its class: what its state_dict holds may change as it goes."""
+        return [_class_name(self.obj)]
+
+    def tree(self) -> Any:
+        """Return its state_dict."""
+        return self.obj.state_dict()
+
+    def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
+        """Put new tensors on the kind of device they were on."""
+        del path
+        return torch.device(described.device)
+
+    def adopt(self, state: Any) -> None:
+        """Load `state`."""
+        self.obj.load_state_dict(state)

@@ -1,0 +1,133 @@
+"""What one rank alone holds, as bytes that its keeper can hold for it.
+
+Random number streams, the loader's position, buffers that differ by rank, and objects tracked with
+`per_rank`. A dead rank's step is repeated from its record and any other rank's replicated state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+
+from tmover.errors import StateError
+from tmover.state import memory, rng, tree
+from tmover.state.capture import Tracked, canonical
+from tmover.state.landing import Places
+from tmover.state.memory import Layout
+from tmover.state.position import Position
+
+_DIGEST_BYTES = 16
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's private state as of a vote; the step after it opens with exactly this."""
+
+    streams: bytes
+    position: Position | None
+    layouts: tuple[Layout, ...]
+    tensors: tuple[bytes, ...]
+    buffers: dict[str, dict[str, int]]
+    """Index of the tensor by tracked name and buffer."""
+    objects: dict[str, Any]
+    """Packed trees by tracked name."""
+
+    @classmethod
+    def capture(
+        cls, tracked: Tracked, *, position: Position | None, streams: bytes | None = None
+    ) -> Record:
+        """Return this rank's private state. `streams` spares capturing the random streams."""
+        tensors = tree.Tensors()
+        buffers = {
+            name: {key: tensors.add(tensor) for key, tensor in inner.items()}
+            for name, inner in tracked.buffers.varying().items()
+        }
+        parts = tracked.parts(per_rank=True)
+        objects = {name: tracked.pack(each, tensors) for name, each in parts.items()}
+        return cls(
+            streams=rng.capture() if streams is None else streams,
+            position=position,
+            layouts=tuple(memory.layout(tensor) for tensor in tensors.held),
+            tensors=tuple(memory.copy_out(tensors.held)),
+            buffers=buffers,
+            objects=objects,
+        )
+
+    def encode(self) -> bytes:
+        """Return the record as bytes, with a hash of them in front."""
+        data = msgspec.msgpack.encode(self)
+        return xxhash.xxh3_128_digest(data) + data
+
+    @classmethod
+    def decode(cls, data: bytes) -> Record:
+        """Return the record. Raises `StateError` if a single bit of it is not as it was."""
+        if xxhash.xxh3_128_digest(data[_DIGEST_BYTES:]) != data[:_DIGEST_BYTES]:
+            msg = "a rank's private record is damaged"
+            raise StateError(msg)
+        try:
+            record = _decoder.decode(memoryview(data)[_DIGEST_BYTES:])
+        except (msgspec.DecodeError, RecursionError) as error:
+            msg = f"a rank's private record cannot be read: {error}"
+            raise StateError(msg) from error
+        indices = [index for inner in record.buffers.values() for index in inner.values()]
+        known = range(len(record.tensors))
+        if len(record.layouts) != len(known) or any(index not in known for index in indices):
+            msg = "a rank's private record refers to tensors it does not hold"
+            raise StateError(msg)
+        return record
+
+    @classmethod
+    def digest(cls, data: bytes) -> str:
+        """Return a SHA-256 of what the encoded record holds, whatever order it was made in."""
+        if not data:
+            return ""
+        record = cls.decode(data)
+        hashes = [
+            [each.dtype, list(each.shape), hashlib.sha256(content).hexdigest()]
+            for each, content in zip(record.layouts, record.tensors, strict=True)
+        ]
+        buffers = [
+            [name, key, hashes[record.buffers[name][key]]]
+            for name in sorted(record.buffers)
+            for key in sorted(record.buffers[name])
+        ]
+        objects = [[k, canonical(record.objects[k], hashes)] for k in sorted(record.objects)]
+        content = [record.streams, record.position, buffers, objects]
+        return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+
+    def restore_rng(self) -> None:
+        """Put the random streams where they stood."""
+        rng.restore(self.streams)
+
+    def restore_private(self, tracked: Tracked) -> None:
+        """Set the buffers and objects that are this rank's own; streams and loader are not touched.
+
+        To be called after the replicated state was adopted. Raises `StateError` if it does not fit.
+        """
+        parts = tracked.parts(per_rank=True)
+        if parts.keys() != self.objects.keys():
+            msg = f"private state of {sorted(self.objects)} came for {sorted(parts)}"
+            raise StateError(msg)
+        pairs = zip(self.tensors, self.layouts, strict=True)
+        values = [memory.from_bytes(content, described) for content, described in pairs]
+        places = Places(self.layouts)
+        with torch.no_grad():
+            for name, each in parts.items():
+                places.find(each, tree.unpack(self.objects[name]))
+            for index in places.indices():
+                places[index].copy_(values[index])
+            for name, each in parts.items():
+                each.adopt(tree.unpack(self.objects[name], places))
+        tracked.buffers.rebase()
+        tracked.buffers.apply(
+            {
+                name: {key: values[index] for key, index in inner.items()}
+                for name, inner in self.buffers.items()
+            }
+        )
+
+
+_decoder = msgspec.msgpack.Decoder(Record)

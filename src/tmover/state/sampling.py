@@ -1,0 +1,127 @@
+"""The order of samples: a sampler's batches of indices, from any position, again and again.
+
+A sampler runs under streams of its own, seeded by the job's seed, the position's and the pass. The
+position's seed is what the script seeded torch with on this rank (or gave the sampler's generator),
+and the rank is not mixed in: samplers that split one common order among ranks need all ranks to
+draw the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from tmover.errors import ConfigError, StateError
+from tmover.state import rng
+from tmover.state.position import Position, advance, next_pass
+
+_DRAW_AT_ONCE = {
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+}
+"""Samplers that use the global streams before their first index only."""
+
+
+class Order:
+    """What a loader's samplers yield."""
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int) -> None:
+        self._top: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._chain = _chain(self._top)
+        self._job_seed = seed
+        self._rank = rank
+        self._at_once = all(type(sampler) in _DRAW_AT_ONCE for sampler in self._chain)
+        self._generators: list[torch.Generator] = []
+        self.seed = torch.initial_seed()
+        """This rank's own, as the script set it; a position carries it to a joiner."""
+        self._take_generators()
+
+    def _take_generators(self) -> None:
+        """Give samplers generators of our own in place of the user's."""
+        owned: dict[int, torch.Generator] = {}
+        for sampler in self._chain:
+            theirs = getattr(sampler, "generator", None)
+            if isinstance(theirs, torch.Generator):
+                if not owned:
+                    self.seed = theirs.initial_seed()
+                sampler.generator = owned.setdefault(id(theirs), torch.Generator(theirs.device))
+        self._generators = list(owned.values())
+
+    def rebind(self, rank: int) -> None:
+        """Let samplers that split by rank split for `rank`.
+
+        Raises `StateError` for one whose rank is not the global one: nobody knows what it becomes.
+        """
+        for sampler in self._chain if rank != self._rank else []:
+            theirs = getattr(sampler, "rank", None)
+            if isinstance(theirs, int) and theirs != self._rank:
+                msg = (
+                    f"`{type(sampler).__name__}` splits for rank {theirs}, not for the global rank "
+                    f"{self._rank}: it cannot become rank {rank}'s"
+                )
+                raise StateError(msg)
+            if isinstance(theirs, int):
+                sampler.rank = rank
+        self._rank = rank
+
+    def walk(self, position: Position) -> Iterator[tuple[Position, Any]]:
+        """Yield batches of indices and their positions from `position` on, pass after pass."""
+        while True:
+            start = position
+            for indices in self._one_pass(position):
+                yield position, indices
+                position = advance(position)
+            if start.batch == 0 and position == start:
+                msg = "the loader is empty: it yields no batch"
+                raise ConfigError(msg)
+            position = next_pass(position)
+
+    def _one_pass(self, position: Position) -> Iterator[Any]:
+        seed = rng.derive("order", self._job_seed, position.seed, position.pass_)
+        stream = rng.Stream(seed)
+        with stream.active():
+            for generator in self._generators:
+                generator.manual_seed(seed)
+            for sampler in self._chain:
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(position.pass_)
+            iterator = iter(self._top)
+            ended = any(next(iterator, _END) is _END for _ in range(position.batch))
+            first = _END if ended else next(iterator, _END)
+        if first is _END:
+            return
+        yield first
+        while True:
+            with contextlib.nullcontext() if self._at_once else stream.active():
+                indices = next(iterator, _END)
+            if indices is _END:
+                return
+            yield indices
+
+
+_END = object()
+
+
+def _chain(top: Any) -> list[Any]:
+    """Return a sampler and those it draws from."""
+    chain: list[Any] = []
+    while top is not None and not any(top is seen for seen in chain):
+        chain.append(top)
+        top = getattr(top, "sampler", None) or getattr(top, "batch_sampler", None)
+    return chain

@@ -1,0 +1,90 @@
+"""What an attempt at a step may change before its vote, and how to go back.
+
+Taken when a step opens, put back when the step is done again: random number streams, module
+buffers, modes, the numbers of optimizer groups, and every tracked object that is neither module nor
+optimizer. Parameters and optimizer tensors change only after a passed vote and are not copied;
+gradients go back to what they were, none or zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tmover.errors import StateError
+from tmover.state import rng, tree
+from tmover.state.capture import Tracked
+from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+
+
+class _Packed:
+    """A tree as bytes and copies of its tensors, from which it can be made afresh many times."""
+
+    def __init__(self, value: Any, path: str) -> None:
+        tensors = tree.Tensors()
+        self._data = tree.encode(tree.pack(value, tensors, path))
+        self._tensors = [tensor.detach().clone() for tensor in tensors.held]
+
+    def fresh(self) -> Any:
+        """Return the tree, sharing nothing with any other."""
+        return tree.unpack(tree.decode(self._data), [tensor.clone() for tensor in self._tensors])
+
+
+class Snapshot:
+    """A step's opening. Only the latest snapshot of what is tracked can be restored."""
+
+    def __init__(self, tracked: Tracked, *, streams: bytes | None = None) -> None:
+        """Take it. `streams` spares capturing the random streams."""
+        parts = tracked.every_part()
+        tracked.buffers.refresh()
+        tracked.snapshots += 1
+        self._serial = tracked.snapshots
+        self._streams = rng.capture() if streams is None else streams
+        self._objects = [
+            (each, _Packed(each.tree(), f"tracked `{each.name}`: state_dict()"))
+            for each in parts
+            if isinstance(each, ObjectPart)
+        ]
+        self._groups = [
+            (each, _Packed(each.groups(), f"tracked `{each.name}`: param_groups"))
+            for each in parts
+            if isinstance(each, OptimizerPart)
+        ]
+        modules = (m for each in parts if isinstance(each, ModulePart) for m in each.modules)
+        self._modes = [(module, module.training) for module in modules]
+        self._gradients = [(p, p.grad is not None) for p in tracked.parameters()]
+
+    def restore(self, tracked: Tracked) -> None:
+        """Go back, any number of times. Raises `StateError` if a later snapshot was taken."""
+        if self._serial != tracked.snapshots:
+            msg = "a later snapshot was taken; only the latest can be restored"
+            raise StateError(msg)
+        with torch.no_grad():
+            tracked.buffers.restore()
+            for module, training in self._modes:
+                module.training = training
+            for each, packed in self._objects:
+                each.adopt(packed.fresh())
+                _forget_scaling(each.obj)
+            for optimizer, packed in self._groups:
+                optimizer.adopt_groups(packed.fresh())
+            for parameter, present in self._gradients:
+                _restore_gradient(parameter, present=present)
+        rng.restore(self._streams)
+
+
+def _forget_scaling(obj: object) -> None:
+    """Let a loss scaler forget which optimizers the broken attempt has unscaled already."""
+    stages = getattr(obj, "_per_optimizer_states", None)
+    if isinstance(stages, dict):
+        stages.clear()
+
+
+def _restore_gradient(parameter: torch.Tensor, *, present: bool) -> None:
+    if not present:
+        parameter.grad = None
+    elif parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    else:
+        parameter.grad.zero_()

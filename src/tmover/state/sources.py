@@ -1,0 +1,242 @@
+"""Where batches come from: a dataset with numbered samples, or anything that can be gone through.
+
+An `IndexedSource` goes to any position by sending other indices to the same loader workers. A
+`StreamSource` has to fetch everything before the position again and drop it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import multiprocessing
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from tmover.errors import ConfigError, StateError
+from tmover.state import rng
+from tmover.state.fetching import SeededDataset, Ticket, WorkerStart, same, spawns_children
+from tmover.state.position import Fetched, Position, advance, next_pass
+from tmover.state.sampling import Order
+
+
+class Source(Protocol):
+    """Batches from a position on."""
+
+    seed: int
+    """The seed of this rank's order, as the script left it."""
+    restartable: bool
+    """Whether it can go to a position other than the one it is at."""
+    exact: bool
+    """Whether it goes there without fetching everything before it."""
+
+    def start(self, position: Position, rank: int) -> None:
+        """Let the next batch be the one at `position`, as `rank` would see it."""
+
+    def next(self) -> Fetched:
+        """Return the next batch."""
+
+    def close(self) -> None:
+        """End loader workers."""
+
+
+def source(loader: Iterable[Any], *, seed: int, rank: int) -> Source:
+    """Return the source for what the user iterates."""
+    stock = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if isinstance(loader, DataLoader) and stock and not isinstance(loader.dataset, IterableDataset):
+        return IndexedSource(loader, seed=seed, rank=rank)
+    if not hasattr(loader, "__iter__"):
+        msg = f"the loader is a `{type(loader).__name__}`, which cannot be iterated"
+        raise ConfigError(msg)
+    return StreamSource(loader, seed=seed)
+
+
+class IndexedSource:
+    """A map-style `DataLoader`: its samplers here, its dataset in workers that stay alive."""
+
+    restartable = True
+    exact = True
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int) -> None:
+        self._loader = loader
+        self._job_seed = seed
+        self._rank = rank
+        self._order = Order(loader, seed=seed, rank=rank)
+        self.seed = self._order.seed
+        self._walk = self._order.walk(Position(0, 0, self.seed))
+        self._issued: collections.deque[tuple[Ticket, Position]] = collections.deque()
+        self._serial = 0
+        self._wanted: Any = (
+            multiprocessing.RawValue("Q", 0) if loader.num_workers else ctypes.c_uint64(0)
+        )
+        self._iterator: Any = None
+
+    def start(self, position: Position, rank: int) -> None:
+        """Send other indices from here on; what was asked for before is dropped unfetched."""
+        self._order.rebind(rank)
+        self._rank = rank
+        self._walk = self._order.walk(position)
+        self._wanted.value = self._serial
+
+    def next(self) -> Fetched:
+        """Return the next batch that is wanted."""
+        if self._iterator is None:
+            self._iterator = self._open()
+        while True:
+            serial, batch = next(self._iterator)
+            ticket, position = self._issued.popleft()
+            if ticket.serial != serial:
+                msg = f"the loader returned batch {serial} where {ticket.serial} was due"
+                raise StateError(msg)
+            if serial >= self._wanted.value:
+                indices = self._numbers(ticket.indices)
+                return Fetched(batch, advance(position), indices)
+
+    def _numbers(self, indices: Any) -> list[Any]:
+        return list(indices) if self._loader.batch_sampler is not None else [indices]
+
+    def _tickets(self) -> Iterator[Ticket]:
+        """Yield tickets without end. Torch's loader draws them ahead of time, for its workers."""
+        while True:
+            position, indices = next(self._walk)
+            seed = rng.derive("batch", self._job_seed, self._rank, position.pass_, position.batch)
+            ticket = Ticket(self._serial, seed, indices)
+            self._serial += 1
+            self._issued.append((ticket, position))
+            yield ticket
+
+    def _open(self) -> Iterator[tuple[int, Any]]:
+        mine = self._loader
+        dataset = SeededDataset(
+            mine.dataset, mine.collate_fn, self._wanted, batched=mine.batch_sampler is not None
+        )
+        return iter(_rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
+
+    def close(self) -> None:
+        """End the workers; `start` must be called before `next` is called again."""
+        _end(self._iterator)
+        self._iterator = None
+        self._issued.clear()
+
+
+class _Endless:
+    """A sampler over a generator function."""
+
+    def __init__(self, generate: Any) -> None:
+        self._generate = generate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._generate()  # type: ignore[no-any-return]
+
+
+def _rebuilt(mine: DataLoader[Any], dataset: Any, **changed: Any) -> DataLoader[Any]:
+    """Return a loader like `mine` over `dataset`, which draws nothing from the global streams."""
+    child = spawns_children(mine.multiprocessing_context)
+    given = {
+        "batch_size": None,
+        "num_workers": mine.num_workers,
+        "collate_fn": mine.collate_fn,
+        "pin_memory": mine.pin_memory,
+        "timeout": mine.timeout,
+        "worker_init_fn": WorkerStart(mine.worker_init_fn, child=child),
+        "multiprocessing_context": mine.multiprocessing_context,
+        "generator": torch.Generator(),
+        "prefetch_factor": mine.prefetch_factor if mine.num_workers else None,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return DataLoader(dataset, **{**given, **changed})
+
+
+def _end(iterator: Any) -> None:
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+class StreamSource:
+    """An iterable dataset's loader, or any iterable: gone through from its beginning."""
+
+    exact = False
+
+    def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
+        self._loader = loader
+        self._job_seed = seed
+        self.seed = torch.initial_seed()
+        self.restartable = not isinstance(loader, Iterator)
+        self._position = Position(0, 0, self.seed)
+        self._iterator: Any = None
+        self._stream = rng.Stream(0)
+        self._begun = False
+
+    def start(self, position: Position, rank: int) -> None:
+        """Go to `position` from the beginning of its pass. The rank is the stream's affair."""
+        del rank
+        if position == self._position and (self._iterator is not None or not self._begun):
+            return
+        self._refuse_restart()
+        self.close()
+        self._position = position
+
+    def next(self) -> Fetched:
+        """Return the next batch, from the next pass if this one is over."""
+        for _ in range(2):
+            if self._iterator is None:
+                self._open()
+            with self._stream.active():
+                batch = next(self._iterator, _END)
+            if batch is not _END:
+                self._position = advance(self._position)
+                return Fetched(batch, self._position, None)
+            self.close()
+            self._position = next_pass(self._position)
+        msg = "the loader is empty: it yields no batch"
+        raise ConfigError(msg)
+
+    def _refuse_restart(self) -> None:
+        if self._begun and not self.restartable:
+            msg = (
+                "the loader is an iterator that can be gone through only once; give `steps` a "
+                "DataLoader, a list, or an object whose __iter__ begins anew"
+            )
+            raise ConfigError(msg)
+
+    def _open(self) -> None:
+        """Begin the position's pass and go forward to its batch."""
+        self._refuse_restart()
+        self._begun = True
+        seed = rng.derive("stream", self._job_seed, self._position.seed, self._position.pass_)
+        self._stream = rng.Stream(seed)
+        with self._stream.active():
+            self._set_pass()
+            self._iterator = iter(self._seeded(seed))
+            for _ in range(self._position.batch):
+                if next(self._iterator, _END) is _END:
+                    break
+
+    def _set_pass(self) -> None:
+        loader = self._loader
+        parts = (loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None))
+        for each in parts:
+            with contextlib.suppress(AttributeError):
+                each.set_epoch(self._position.pass_)  # type: ignore[union-attr]
+
+    def _seeded(self, seed: int) -> Iterable[Any]:
+        """Return the loader itself, or one like it that seeds its workers from `seed`."""
+        mine = self._loader
+        if not isinstance(mine, DataLoader) or type(mine).__iter__ is not DataLoader.__iter__:
+            return mine
+        loader = _rebuilt(mine, mine.dataset, batch_size=mine.batch_size, drop_last=mine.drop_last)
+        loader.generator.manual_seed(seed)
+        return loader
+
+    def close(self) -> None:
+        """End the pass and its workers."""
+        _end(self._iterator)
+        self._iterator = None
+
+
+_END = object()

@@ -1,0 +1,270 @@
+"""Messages between controller, agents, workers and command line: MessagePack, nothing pickled.
+
+The first frame of every message is `VERSION`, so that two releases that do not understand each
+other fail with a sentence instead of a decoding error. The second is one tagged, frozen struct: an
+event or an order as `core.events` defines it, or one of the envelopes below, which no decision
+depends on.
+
+Each direction has its own union and its own decoder, so that nobody can say what is not theirs to
+say. New fields have defaults, fields are never retyped, tags are never reused.
+
+    agent, command line -> controller   ToController     decode_event
+    controller -> agent, command line   FromController   decode_order
+    worker -> agent (ipc)               FromWorker       decode_worker
+    agent -> worker (ipc)               FromController   decode_order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, Union
+
+import msgspec
+
+from tmover.core.events import AnyOrder, FromAgent, Record
+from tmover.errors import ProtocolError
+
+VERSION = b"tmover/1"
+
+T = TypeVar("T")
+
+
+# --- envelopes between agent and controller -------------------------------------------------------
+
+
+class Heartbeat(Record, frozen=True, kw_only=True):
+    """The agent lives; `steps` is the last step of each of its workers, by local rank."""
+
+    agent: str
+    boot: str = ""
+    """The controller it believes it speaks to, "" before the first `Greeting`."""
+    steps: tuple[int, ...] = ()
+    phase: str = ""
+    """What its workers are doing, for people."""
+
+
+class Heard(Record, frozen=True, kw_only=True):
+    """Answers a heartbeat: the controller `boot` lives and knows this agent."""
+
+    agent: str
+    boot: str
+
+
+class WhoAreYou(Record, frozen=True, kw_only=True):
+    """The controller `boot` does not know this agent, or lost its connection for a while.
+
+    The agent answers with `Joined` and the latest event of each kind of each of its workers.
+    """
+
+    agent: str
+    boot: str
+
+
+class Greeting(Record, frozen=True, kw_only=True):
+    """Goes before the first order to an agent that has joined: the job's secret, for its links."""
+
+    agent: str
+    boot: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Return the greeting without its secret, fit for a log."""
+        return f"Greeting(job={self.job!r}, agent={self.agent!r}, boot={self.boot!r}, secret=...)"
+
+
+# --- envelopes between worker and agent -----------------------------------------------------------
+
+
+class Hello(Record, frozen=True, kw_only=True):
+    """A worker's first word to its agent; it does not know its job yet."""
+
+    local_rank: int
+    pid: int
+    job: str = ""
+
+
+class Endpoint(Record, frozen=True, kw_only=True):
+    """The worker listens here; the agent gathers these into `Launched`."""
+
+    local_rank: int
+    endpoint: str
+    job: str = ""
+
+
+class Pulse(Record, frozen=True, kw_only=True):
+    """The last step the worker applied, for the agent's next heartbeat."""
+
+    local_rank: int
+    step: int
+    phase: str = ""
+    job: str = ""
+
+
+# --- requests of the command line -----------------------------------------------------------------
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what a person may ask. `job` None means the only job there is that has not ended."""
+
+
+class StatusRequest(Request, frozen=True, kw_only=True):
+    """How is the job? None asks for all of them."""
+
+    job: str | None = None
+
+
+class MoveRequest(Request, frozen=True, kw_only=True):
+    """Move the ranks of `node` to a standby."""
+
+    node: str
+    reason: str
+    job: str | None = None
+
+
+class SubmitRequest(Request, frozen=True, kw_only=True):
+    """Look after a new job. Answered by `Accepted` with its id."""
+
+    nnodes: int
+    nproc: int
+    owner: str
+
+
+class CancelRequest(Request, frozen=True, kw_only=True):
+    """End the job now."""
+
+    reason: str
+    job: str | None = None
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One place in a job."""
+
+    slot: int
+    node: str
+    """"" while nobody holds the slot."""
+    agent: str
+    state: str
+    step: int | None
+    heard_s: float | None
+    """Seconds since its agent was heard of; None if it never was by this controller."""
+
+
+class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node that could take a place."""
+
+    node: str
+    agent: str
+    state: str
+    heard_s: float | None = None
+
+
+class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The move under way."""
+
+    phase: str
+    leaver: str
+    joiner: str
+    """"" while none is found."""
+    epoch: int
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as a person wants to see it."""
+
+    job: str
+    owner: str
+    phase: str
+    epoch: int
+    step: int | None
+    world_size: int
+    slots: tuple[SlotStatus, ...]
+    standbys: tuple[StandbyStatus, ...]
+    move: MoveStatus | None
+    notes: tuple[str, ...]
+    """The last decisions and why, oldest first."""
+    outcome: str
+    """How it ended, "" before."""
+    code: int | None = None
+    """The exit code it ended with, None before."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of the answers to requests."""
+
+
+class StatusReply(Reply, frozen=True, kw_only=True):
+    """The jobs asked for."""
+
+    jobs: tuple[JobStatus, ...]
+
+
+class Accepted(Reply, frozen=True, kw_only=True):
+    """The request is journaled and will be acted on."""
+
+    text: str
+    job: str
+
+
+class RefusedReply(Reply, frozen=True, kw_only=True):
+    """The request was not accepted, and why. Also the answer to an agent of a job unknown here."""
+
+    text: str
+
+
+AnyRequest = Union[StatusRequest, MoveRequest, SubmitRequest, CancelRequest]
+AnyReply = Union[StatusReply, Accepted, RefusedReply]
+ToController = Union[FromAgent, Heartbeat, AnyRequest]
+FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]
+FromWorker = Union[FromAgent, Hello, Endpoint, Pulse]
+Message = Union[ToController, FromController, FromWorker]
+
+_encode = msgspec.msgpack.Encoder().encode
+_to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
+_from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: Message) -> list[bytes]:
+    """Return the frames of `message`, ready for `send_multipart`."""
+    return [VERSION, _encode(message)]
+
+
+def decode_event(frames: Sequence[bytes]) -> ToController:
+    """Read what an agent or the command line sent. Raises `ProtocolError`."""
+    return _decode(_to_controller, frames)
+
+
+def decode_order(frames: Sequence[bytes]) -> FromController:
+    """Read what the controller sent, or an agent to its worker. Raises `ProtocolError`."""
+    return _decode(_from_controller, frames)
+
+
+def decode_worker(frames: Sequence[bytes]) -> FromWorker:
+    """Read what a worker sent to its agent. Raises `ProtocolError`."""
+    return _decode(_from_worker, frames)
+
+
+def agent_of(worker: str) -> str:
+    """Return the agent of a worker.
+
+    >>> agent_of("node1-0a1b2c3d/0")
+    'node1-0a1b2c3d'
+    """
+    return worker.rpartition("/")[0]
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], frames: Sequence[bytes]) -> T:
+    if not frames:
+        msg = "an empty message"
+        raise ProtocolError(msg)
+    if frames[0] != VERSION:
+        msg = f"the peer speaks {bytes(frames[0][:40])!r}, this is {VERSION!r}"
+        raise ProtocolError(msg)
+    if len(frames) != 2:
+        msg = f"a message of {len(frames)} frames, not 2"
+        raise ProtocolError(msg)
+    try:
+        return decoder.decode(frames[1])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        msg = f"unreadable message: {error}"
+        raise ProtocolError(msg) from error

@@ -1,0 +1,5 @@
+"""`python -m tmover.worker SCRIPT ARGS`."""
+
+from tmover.worker.bootstrap import main
+
+main()

@@ -1,0 +1,188 @@
+"""`python -m tmover.worker script args`: become a rank, then run the user's script.
+
+The agent says who this process is before the script's first line, so `RANK`, `WORLD_SIZE` and the
+rest are right whatever the script reads first. When the script has ended well, the process waits
+for the others: until all ranks have finished, it may still be needed to hand its state over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import runpy
+import sys
+import threading
+from typing import NoReturn
+
+from tmover import config, wire
+from tmover.core.events import Stop, Welcome
+from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
+from tmover.process import die_with_parent
+from tmover.worker.control import Control
+from tmover.worker.identity import Identity
+from tmover.worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+GREETING_TIMEOUT_S = 600.0
+ERROR_PHASE = "error: "
+"""How a worker's last pulse begins if its script failed; the agent passes the reason on."""
+
+_runtime: Runtime | None = None
+
+
+def current() -> Runtime | None:
+    """Return this process's runtime; None in a script that runs without tmover."""
+    return _runtime
+
+
+class _Doorstep:
+    """Gathers the agent's first words, and passes everything after them to the runtime."""
+
+    def __init__(self) -> None:
+        self.known = threading.Condition()
+        self.greeting: wire.Greeting | None = None
+        self.welcome: Welcome | None = None
+        self.runtime: Runtime | None = None
+        self.early: list[wire.FromController] = []
+        self.failure: BaseException | None = None
+
+    def on_message(self, message: wire.FromController) -> None:
+        """Hear the agent (control thread)."""
+        with self.known:
+            if isinstance(message, wire.Greeting):
+                self.greeting = message
+            elif isinstance(message, Welcome):
+                self.welcome = message
+            elif self.runtime is None:
+                self.early.append(message)
+            self.known.notify_all()
+            ready = self.runtime
+        if ready is not None:
+            ready.on_message(message)
+
+    def on_failure(self, error: BaseException) -> None:
+        """End this rank: without its control thread it can neither move nor be fenced."""
+        logger.error("lost the line to the agent: %s", error)
+        os._exit(1)
+
+    def wait(self) -> tuple[wire.Greeting, Welcome]:
+        """Return the agent's first words."""
+        with self.known:
+            complete = self.known.wait_for(
+                lambda: (
+                    (self.greeting is not None and self.welcome is not None)
+                    or any(isinstance(m, Stop) for m in self.early)
+                ),
+                GREETING_TIMEOUT_S,
+            )
+            stop = next((m for m in self.early if isinstance(m, Stop)), None)
+        if stop is not None:
+            raise SystemExit(stop.code)
+        if not complete or self.greeting is None or self.welcome is None:
+            msg = f"the agent has not said who this worker is within {GREETING_TIMEOUT_S:g} s"
+            raise ControllerUnavailable(msg)
+        return self.greeting, self.welcome
+
+    def hand_over(self, ready: Runtime) -> None:
+        """Let the runtime hear everything from now on, what came early first."""
+        with self.known:
+            early, self.early, self.runtime = self.early, [], ready
+            for message in early:
+                ready.on_message(message)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the script named in `argv` as a rank, and exit with its code."""
+    argv = sys.argv[1:] if argv is None else argv
+    environment = config.WorkerEnvironment.read()
+    die_with_parent(environment.parent_pid)
+    try:
+        code = run(argv, environment)
+    except TmoverError as error:
+        print(f"tmover: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
+    """Become a rank, run the script, wait for the others; return the exit code."""
+    global _runtime  # one process is one rank
+    if not argv:
+        msg = "no script given: python -m tmover.worker [-m] SCRIPT [ARGS...]"
+        raise ConfigError(msg)
+    if environment.agent is None:
+        msg = "TMOVER_AGENT is not set: workers are started by `tmover run`"
+        raise ConfigError(msg)
+    door = _Doorstep()
+    control = Control(
+        environment.agent,
+        hello=wire.Hello(local_rank=environment.local_rank, pid=os.getpid()),
+        on_message=door.on_message,
+        on_failure=door.on_failure,
+    )
+    control.start()
+    try:
+        _runtime = _enter(door, control, environment)
+        return _run_script(_runtime, argv)
+    except Exception as error:
+        say = f"{ERROR_PHASE}{type(error).__name__}: {error}".splitlines()[0]
+        control.send(wire.Pulse(local_rank=environment.local_rank, step=-1, phase=say))
+        raise
+    finally:
+        if _runtime is not None:
+            _runtime.close()
+        control.close()
+
+
+def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironment) -> Runtime:
+    from tmover.comm import intercept
+    from tmover.comm.fabric import Fabric
+
+    greeting, welcome = door.wait()
+    identity = Identity(
+        job=welcome.job,
+        agent=welcome.agent,
+        local_rank=environment.local_rank,
+        slot=welcome.slot,
+        nnodes=welcome.nnodes,
+        nproc=welcome.nproc,
+        sandbox=welcome.sandbox,
+    )
+    fabric = Fabric(
+        job=identity.job,
+        secret=greeting.secret,
+        uid=identity.worker,
+        address=environment.address,
+    )
+    made = Runtime(
+        identity, control=control, fabric=fabric, launch=welcome.launch, environment=environment
+    )
+    identity.export()
+    intercept.install(fabric)
+    door.hand_over(made)
+    control.send(wire.Endpoint(local_rank=identity.local_rank, endpoint=fabric.endpoint))
+    made.form()
+    return made
+
+
+def _run_script(made: Runtime, argv: list[str]) -> int:
+    try:
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = argv
+            sys.path[0] = str(pathlib.Path(argv[0]).resolve().parent)
+            runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as error:
+        if made.standing.stop is not None:
+            return made.standing.stop.code
+        if error.code not in (None, 0):
+            raise
+    made.finish()
+    stop = made.standing.stop
+    return 0 if stop is None else stop.code

@@ -1,0 +1,113 @@
+"""The worker's line to its agent: one thread that owns one ZeroMQ socket.
+
+Whatever the main thread is doing (a long backward, a compiled graph), orders are heard here. Other
+threads hand messages over through a queue and a pipe that wakes the poller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+import zmq
+
+from tmover import wire
+from tmover.errors import ProtocolError, TmoverError
+
+logger = logging.getLogger(__name__)
+
+_LINGER_MS = 2000
+
+
+class Control:
+    """Sends to the agent, and calls `on_message` in its own thread for what the agent says."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        hello: wire.Hello,
+        on_message: Callable[[wire.FromController], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._address = address
+        self._hello = hello
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._outbox: queue.SimpleQueue[wire.FromWorker | None] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="tmover-control", daemon=True)
+
+    def start(self) -> None:
+        """Connect and start listening."""
+        self._thread.start()
+
+    def send(self, message: wire.FromWorker) -> None:
+        """Send, from any thread. Never blocks."""
+        self._outbox.put(message)
+        self._wake()
+
+    def close(self) -> None:
+        """Send what is queued and end the thread."""
+        if not self._thread.is_alive():
+            return
+        self._outbox.put(None)
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LINGER_MS / 1000 + 5)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: one is enough
+            os.write(self._wake_write, b"w")
+
+    def _run(self) -> None:
+        context = zmq.Context(io_threads=1)
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        try:
+            socket.connect(self._address)
+            socket.send_multipart(wire.encode(self._hello))
+            self._serve(socket)
+        except (zmq.ZMQError, OSError, TmoverError) as error:
+            self._on_failure(error)
+        finally:
+            socket.close()
+            context.term()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                if not self._flush(socket):
+                    return
+            if socket in ready:
+                self._receive(socket)
+
+    def _flush(self, socket: zmq.Socket[bytes]) -> bool:
+        """Send what is queued; False when the last word was said."""
+        while True:
+            try:
+                message = self._outbox.get_nowait()
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            socket.send_multipart(wire.encode(message))
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        try:
+            message = wire.decode_order(socket.recv_multipart())
+        except ProtocolError as error:
+            logger.warning("dropped a message from the agent: %s", error)
+            return
+        self._on_message(message)

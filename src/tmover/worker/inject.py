@@ -1,0 +1,148 @@
+"""Fault injection: `TMOVER_INJECT="kill:rank=2,step=40,point=after_vote"`, several joined by `;`.
+
+Part of the product, so that a fault that was seen can be repeated: the process whose rank, step and
+point match does the fault to itself. Keys: `rank` (the rank held now), `step`, `point` (a `Point`),
+`sandbox=1` (only a process that was a standby when it started), `node` (the start of the agent's
+name). A key that is missing matches everything. Faults: `kill` (SIGKILL to this process),
+`killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `raise` (a
+RuntimeError in the script).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import signal
+from collections.abc import Callable
+
+from tmover.errors import ConfigError
+from tmover.worker.identity import Identity
+
+
+class Point(str, enum.Enum):
+    """Where in a step or a move a fault can be done."""
+
+    STEP_OPEN = "step_open"
+    BEFORE_BACKWARD = "before_backward"
+    IN_BACKWARD = "in_backward"
+    BEFORE_VOTE = "before_vote"
+    IN_VOTE = "in_vote"
+    AFTER_VOTE = "after_vote"
+    BEFORE_UPDATE = "before_update"
+    AFTER_UPDATE = "after_update"
+    AFTER_BODY = "after_body"
+    IN_PREPARE = "in_prepare"
+    IN_HANDOFF = "in_handoff"
+    BEFORE_BARRIER = "before_barrier"
+    IN_BARRIER = "in_barrier"
+    AFTER_BARRIER = "after_barrier"
+    AT_FINISH = "at_finish"
+
+
+class Fault(str, enum.Enum):
+    """What is done."""
+
+    KILL = "kill"
+    KILLNODE = "killnode"
+    STOP = "stop"
+    RAISE = "raise"
+
+
+@dataclasses.dataclass(frozen=True)
+class Injection:
+    """One fault and when it is due."""
+
+    fault: Fault
+    point: Point
+    rank: int | None = None
+    step: int | None = None
+    sandbox: bool | None = None
+    node: str | None = None
+
+    def due(self, identity: Identity, *, point: Point, step: int | None, was_standby: bool) -> bool:
+        """Return whether this process is to suffer the fault now."""
+        return (
+            self.point is point
+            and self.rank in (None, identity.rank)
+            and self.step in (None, step)
+            and self.sandbox in (None, was_standby)
+            and (self.node is None or identity.agent.startswith(self.node))
+        )
+
+
+def parse(text: str) -> list[Injection]:
+    """Read `TMOVER_INJECT`.
+
+    >>> parse("kill:rank=2,step=40,point=after_vote")[0].point.value
+    'after_vote'
+    """
+    return [_parse_one(part) for part in text.split(";") if part.strip()]
+
+
+def _parse_one(text: str) -> Injection:
+    fault, _, rest = text.strip().partition(":")
+    fields = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
+    known = {"rank", "step", "point", "sandbox", "node"}
+    try:
+        if set(fields) - known or any("=" not in item for item in rest.split(",")):
+            raise ValueError(rest)
+        return Injection(
+            fault=Fault(fault),
+            point=Point(fields["point"]),
+            rank=int(fields["rank"]) if "rank" in fields else None,
+            step=int(fields["step"]) if "step" in fields else None,
+            sandbox=bool(int(fields["sandbox"])) if "sandbox" in fields else None,
+            node=fields.get("node"),
+        )
+    except (KeyError, ValueError) as error:
+        points = ", ".join(point.value for point in Point)
+        msg = (
+            f"TMOVER_INJECT: cannot read {text!r}: write FAULT:point=P[,rank=R][,step=S]"
+            f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop raise, P one of {points}"
+        )
+        raise ConfigError(msg) from error
+
+
+class Injector:
+    """Does the faults that are due. Without any, `at` costs one comparison."""
+
+    def __init__(
+        self, text: str, identity: Callable[[], Identity], *, agent_pid: int | None = None
+    ) -> None:
+        self._pending = parse(text)
+        self._agent_pid = agent_pid
+        self._identity = identity
+        self._was_standby = identity().sandbox
+
+    def __bool__(self) -> bool:
+        """Whether any fault is still to come."""
+        return bool(self._pending)
+
+    def wants(self, point: Point, step: int | None) -> bool:
+        """Return whether a fault is due at `point`, without doing it."""
+        return any(
+            injection.due(self._identity(), point=point, step=step, was_standby=self._was_standby)
+            for injection in self._pending
+        )
+
+    def at(self, point: Point, step: int | None) -> None:
+        """Do what is due here."""
+        for injection in self._pending:
+            if injection.due(
+                self._identity(), point=point, step=step, was_standby=self._was_standby
+            ):
+                self._pending.remove(injection)
+                self._do(injection)
+                return
+
+    def _do(self, injection: Injection) -> None:
+        if injection.fault is Fault.KILLNODE and self._agent_pid is not None:
+            os.kill(self._agent_pid, signal.SIGKILL)
+        if injection.fault is Fault.STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
+        if injection.fault is Fault.RAISE:
+            msg = f"injected fault at {injection.point.value}"
+            raise RuntimeError(msg)
+        os.kill(os.getpid(), signal.SIGKILL)

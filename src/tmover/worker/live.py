@@ -1,0 +1,382 @@
+"""The engine of a rank under `tmover run`: attempts, votes, redo, and the boundary."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tmover.comm import intercept
+from tmover.core.events import Assign, Looping, Warm
+from tmover.core.rank import Resolution, Verdict
+from tmover.errors import ConfigError, Interrupted, LinkError, StateError
+from tmover.state.capture import Tracked
+from tmover.state.loader import Batches
+from tmover.state.records import Record
+from tmover.state.snapshot import Snapshot
+from tmover.worker import vote as votes
+from tmover.worker.inject import Point
+from tmover.worker.runtime import Runtime
+from tmover.worker.session import Step
+from tmover.worker.switch import Switch
+
+logger = logging.getLogger(__name__)
+
+_GRADIENT_CHECKS = 3
+"""In how many first steps it is checked that none opens with gradients: later it would cost."""
+
+
+class Phase(enum.Enum):
+    """How far an attempt has come."""
+
+    OPEN = "open"
+    PASSED = "passed"
+    """Its vote passed: the update is applied everywhere."""
+
+
+@dataclasses.dataclass
+class Attempt:
+    """One run of the body of a `with step`."""
+
+    step: Step
+    snapshot: Snapshot
+    phase: Phase = Phase.OPEN
+    switch_to: int = 0
+    """The epoch that all ranks agreed, in this attempt's vote, to switch to after it."""
+    record: bytes = b""
+
+
+class LiveEngine:
+    """Carries out the steps of a rank of a job, or of a standby that rehearses to become one."""
+
+    def __init__(self, runtime: Runtime, *, seed: int) -> None:
+        self._runtime = runtime
+        self._seed = seed
+        self.tracked = Tracked()
+        self._switch = Switch(runtime, self)
+        self._attempt: Attempt | None = None
+        self._last: Attempt | None = None
+        """The attempt that was closed last, until its boundary is dealt with."""
+        self._pending: Step | None = None
+        """The step that was handed out and is not committed."""
+        self._record = b""
+        """This rank's private records as of its last committed step; step k+1 opens with them."""
+        self._batches: Batches | None = None
+        self._total = 0
+        self._rehearsed = 0
+        runtime.recover = self._switch.recover
+        runtime.form()
+        if not dist.is_initialized():
+            dist.init_process_group("tmover")
+        register_optimizer_step_pre_hook(self._before_update)
+
+    # --- who --------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._runtime.identity.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._runtime.identity.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of this node."""
+        return self._runtime.identity.local_rank
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether this is a rehearsal."""
+        return self._runtime.identity.sandbox
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def begin(self, loader: Any, total: int | None) -> int:
+        """Open the loop."""
+        self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self._total = self._batches.length() if total is None else total
+        if self._total < 1:
+            msg = f"session.steps(total={self._total}): a job has at least one step"
+            raise ConfigError(msg)
+        runtime = self._runtime
+        if not self.sandbox:
+            runtime.send(
+                Looping(
+                    job=runtime.identity.job,
+                    worker=runtime.worker,
+                    launch=runtime.launch,
+                    schema=self.tracked.schema(),
+                )
+            )
+        return self._total
+
+    def next_step(self) -> Step | None:
+        """Settle the boundary after the last step and return the next one; None at the end."""
+        runtime = self._runtime
+        if self.sandbox:
+            if self._rehearsed < self._runtime.config.rehearse_steps:
+                return self._rehearsal()
+            self._await_promotion()
+        else:
+            runtime.injector.at(Point.AFTER_BODY, self._last.step.index if self._last else None)
+            self._settle()
+        step = runtime.standing.rank.step
+        assert step is not None
+        if step + 1 >= self._total:
+            self._end(step)
+            return None
+        return self._hand_out(step + 1)
+
+    def final_step(self, index: int) -> Step | None:
+        """Return an attempt of a collective part after the loop, as step `total + index`."""
+        if self.sandbox:
+            return None
+        self._settle()
+        step = self._runtime.standing.rank.step
+        assert step is not None
+        wanted = self._total + index
+        return None if step >= wanted else Step(self, wanted, None)
+
+    def _settle(self) -> None:
+        """Do at the boundary what the last vote or a revocation asks for."""
+        last, self._last = self._last, None
+        runtime = self._runtime
+        runtime.standing.raise_if_stopped()
+        if last is not None and last.switch_to and not runtime.sync():
+            self._switch.planned(last.switch_to)
+        while runtime.sync():
+            self._switch.recover()
+
+    def _hand_out(self, index: int) -> Step:
+        assert self._batches is not None
+        if self._pending is not None and self._pending.index == index:
+            self._pending.batch = self._batches.again()
+            self._runtime.trace.write("redo", step=index)
+            return self._pending
+        batch = self._batches.next()
+        self._pending = Step(self, index, batch)
+        return self._pending
+
+    def _end(self, step: int) -> None:
+        trace = self._runtime.trace
+        if trace.enabled:
+            digest = self.tracked.digest()
+            trace.write("finished", step=step, digest=digest, record=Record.digest(self._record))
+
+    # --- an attempt -------------------------------------------------------------------------------
+
+    def open(self, step: Step) -> None:
+        """Begin an attempt: from the records of the last vote, with a way back."""
+        runtime = self._runtime
+        if self._attempt is not None:
+            msg = f"`with step` inside `with step` (step {self._attempt.step.index})"
+            raise ConfigError(msg)
+        if not self.sandbox:
+            self._refuse_gradients(step.index)
+            if self._record:
+                Record.decode(self._record).restore_rng()
+            runtime.trace.write("attempt", step=step.index)
+        self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
+        runtime.fabric.attempt_open = True
+        if runtime.injector:
+            self._inject_in_body(step.index)
+
+    def close(self, step: Step, error: BaseException | None) -> bool:
+        """End an attempt: committed, lost, or the user's own error."""
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None
+        runtime = self._runtime
+        try:
+            if error is not None and not isinstance(error, Exception):
+                return False
+            if self.sandbox:
+                return self._close_rehearsal(error)
+            if attempt.phase is Phase.OPEN:
+                if error is not None and not self._excused(error):
+                    return False
+                if error is None:
+                    self._try_vote(attempt)
+            elif error is not None:
+                return False
+            runtime.fabric.quiesce()
+        finally:
+            runtime.fabric.attempt_open = False
+        self._last = attempt
+        if attempt.phase is Phase.PASSED:
+            self._commit(attempt)
+        else:
+            attempt.snapshot.restore(self.tracked)
+        return error is not None
+
+    def _excused(self, error: Exception) -> bool:
+        """Return whether `error` is owed to the interruption: the attempt is done again anyway."""
+        return self._runtime.sync() or isinstance(error, Interrupted)
+
+    def _try_vote(self, attempt: Attempt) -> None:
+        try:
+            self._vote(attempt)
+        except Interrupted as error:
+            logger.info("step %d will be done again: %s", attempt.step.index, error)
+
+    def _commit(self, attempt: Attempt) -> None:
+        runtime, index = self._runtime, attempt.step.index
+        attempt.step.committed = True
+        self._record = attempt.record
+        self._pending = None
+        samples = None
+        if self._batches is not None and index < self._total:
+            samples = self._batches.samples()
+        runtime.trace.write("committed", step=index, samples=samples)
+        runtime.pulse(index)
+        runtime.injector.at(Point.AFTER_UPDATE, index)
+
+    # --- the vote ---------------------------------------------------------------------------------
+
+    def _before_update(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Vote before the first optimizer step of an attempt (a global step pre-hook)."""
+        attempt = self._attempt
+        if attempt is None:
+            if self._total and self.tracked.holds(optimizer):
+                msg = "optimizer.step() outside of `with step:` would not be applied by all or none"
+                raise ConfigError(msg)
+            return
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            name = type(optimizer).__name__
+            msg = f"{name}.step(closure) evaluates the model again after the vote: not supported"
+            raise ConfigError(msg)
+        if self.sandbox:
+            return
+        if attempt.phase is Phase.OPEN:
+            self._vote(attempt)
+        self._runtime.injector.at(Point.BEFORE_UPDATE, attempt.step.index)
+
+    def _vote(self, attempt: Attempt) -> None:
+        """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
+        runtime, step = self._runtime, attempt.step.index
+        runtime.injector.at(Point.BEFORE_VOTE, step)
+        position = self._batches.position() if self._batches is not None else None
+        attempt.record = Record.capture(self.tracked, position=position).encode()
+        verdict, switch_to = self._hold_vote(step, attempt.record)
+        if verdict is Verdict.BROKEN and runtime.standing.rank.doubt == step:
+            verdict = self._out_of_doubt(step, self._switch.decision(step))
+        if verdict is not Verdict.PASSED:
+            msg = (
+                "somebody's attempt was not good" if verdict is Verdict.REFUSED else "a link broke"
+            )
+            raise Interrupted(msg)
+        attempt.phase = Phase.PASSED
+        attempt.switch_to = switch_to if step < self._total - 1 else 0
+        runtime.injector.at(Point.AFTER_VOTE, step)
+
+    def _hold_vote(self, step: int, record: bytes) -> tuple[Verdict, int]:
+        runtime, identity = self._runtime, self._runtime.identity
+        if runtime.sync():
+            return Verdict.BROKEN, 0
+        cast, interrupted = runtime.standing.cast(step, good=True)
+        if interrupted:
+            return Verdict.BROKEN, 0
+        keeper, ward = identity.keeper(), identity.ward()
+        try:
+            heard = runtime.fabric.exchange(
+                votes.encode(cast), extra={} if keeper is None else {keeper: record}
+            )
+        except (LinkError, Interrupted):
+            runtime.standing.revoke(runtime.standing.rank.epoch)
+            return Verdict.BROKEN, 0
+        decoded = [votes.decode(payload) for payload in heard]
+        if ward is not None:
+            runtime.kept.put(step, decoded[ward][1])
+        return runtime.standing.tally([cast for cast, _ in decoded])
+
+    def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
+        """Return what became of the vote on `step`, now that the controller has said it."""
+        if self._runtime.standing.resolve(order.step) is Resolution.APPLY:
+            self._runtime.standing.applied(step)
+            return Verdict.PASSED
+        return Verdict.BROKEN
+
+    # --- rehearsal and promotion ------------------------------------------------------------------
+
+    def _rehearsal(self) -> Step:
+        assert self._batches is not None
+        return Step(self, self._rehearsed, self._batches.next())
+
+    def _close_rehearsal(self, error: BaseException | None) -> bool:
+        self._rehearsed += 1
+        self._runtime.fabric.quiesce()
+        if error is not None:
+            if self._rehearsed == self._runtime.config.rehearse_steps:
+                return False  # not one step could be rehearsed to its end: let the user see why
+            logger.warning("rehearsal of step %d: %s", self._rehearsed - 1, error)
+        return True
+
+    def _await_promotion(self) -> None:
+        runtime = self._runtime
+        runtime.trace.write("warm")
+        runtime.send(
+            Warm(
+                job=runtime.identity.job,
+                worker=runtime.worker,
+                launch=runtime.launch,
+                schema=self.tracked.schema(),
+            )
+        )
+        self._switch.promotion()
+        runtime.become(runtime.identity.live())
+        runtime.pulse(runtime.standing.rank.step or 0)
+
+    # --- what a switch asks of the session --------------------------------------------------------
+
+    def rebind(self, rank: int) -> None:
+        """Hold `rank` from now on: environment, process groups, sampler."""
+        if rank == self.rank:
+            return
+        intercept.rebind(rank)
+        self._runtime.become(self._runtime.identity.at_rank(rank))
+        if self._batches is not None:
+            self._batches.rebind(rank)
+
+    def record(self) -> bytes:
+        """Return this rank's own records as of the step it stands at."""
+        return self._record
+
+    def adopt(self, record: bytes) -> None:
+        """Go on where the owner of `record` stood."""
+        decoded = Record.decode(record)
+        decoded.restore_private(self.tracked)
+        if self._batches is not None and decoded.position is not None:
+            self._batches.seek(decoded.position)
+        self._record = record
+        self._pending = None
+
+    # --- faults in the body -----------------------------------------------------------------------
+
+    def _refuse_gradients(self, index: int) -> None:
+        if index < _GRADIENT_CHECKS and self.tracked.has_gradients():
+            msg = (
+                "gradients are present when `with step` is entered: call optimizer.zero_grad() "
+                "after optimizer.step(), and keep micro-batches inside one `with step`"
+            )
+            raise StateError(msg)
+
+    def _inject_in_body(self, index: int) -> None:
+        injector = self._runtime.injector
+        injector.at(Point.STEP_OPEN, index)
+        parameters = [p for p in self.tracked.parameters() if p.requires_grad]
+        for point, parameter in (
+            (Point.BEFORE_BACKWARD, parameters[-1:]),
+            (Point.IN_BACKWARD, parameters[:1]),
+        ):
+            if parameter and injector.wants(point, index):
+                parameter[0].register_hook(lambda _, point=point: injector.at(point, index))

@@ -1,0 +1,85 @@
+"""The engine of a script run without tmover: `python train.py`, or plain `torchrun`.
+
+The same loop over the same batches in the same order, so that leaving tmover, or comparing with it,
+takes no change of the script.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tmover.state.capture import Tracked
+from tmover.state.loader import Batches
+from tmover.worker.session import Step
+
+
+class PlainEngine:
+    """Trains; nothing is voted on, nothing is done again."""
+
+    sandbox = False
+
+    def __init__(self, *, backend: str | None, seed: int) -> None:
+        self._seed = seed
+        self.tracked = Tracked()
+        self._batches: Batches | None = None
+        self._total = 0
+        self._next = 0
+        self._finals = 0
+        if not dist.is_initialized():
+            self._init_process_group(backend)
+
+    @staticmethod
+    def _init_process_group(backend: str | None) -> None:
+        chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        if "RANK" in os.environ:
+            dist.init_process_group(chosen)
+        else:
+            dist.init_process_group(chosen, store=dist.HashStore(), rank=0, world_size=1)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return dist.get_world_size()
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of this node."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    def begin(self, loader: Any, total: int | None) -> int:
+        """Open the loop."""
+        self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self._total = self._batches.length() if total is None else total
+        return self._total
+
+    def next_step(self) -> Step | None:
+        """Return the next step, or None at the end."""
+        if self._next >= self._total:
+            return None
+        assert self._batches is not None
+        self._next += 1
+        return Step(self, self._next - 1, self._batches.next())
+
+    def final_step(self, index: int) -> Step | None:
+        """Return the collective part after the loop, once."""
+        if self._finals > index:
+            return None
+        self._finals += 1
+        return Step(self, self._total + index, None)
+
+    def open(self, step: Step) -> None:
+        """Begin: nothing to prepare."""
+
+    def close(self, step: Step, error: BaseException | None) -> bool:
+        """End: committed unless the body raised."""
+        step.committed = error is None
+        return False

@@ -1,0 +1,271 @@
+"""A worker's parts, put together, and what each order from the controller does to them.
+
+Orders arrive in the control thread. What can be done at once is done there (revoke, arm, open links
+beside the training); what must happen at a safe point of the script (hand state over, pass a
+barrier) is left in `Standing` for the main thread, which finds it at the next vote or boundary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tmover import config, wire
+from tmover.comm.fabric import Fabric, Mode
+from tmover.config import WorkerEnvironment
+from tmover.core import rank as rules
+from tmover.core.events import (
+    NO_STEP,
+    Abort,
+    Arm,
+    Assign,
+    Done,
+    Finished,
+    FromAgent,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Revoke,
+    Start,
+    Stop,
+    Welcome,
+)
+from tmover.errors import ConfigError, Interrupted, LinkError
+from tmover.worker.identity import Identity
+from tmover.worker.inject import Injector, Point
+from tmover.worker.standing import Standing
+from tmover.worker.trace import Trace
+from tmover.worker.vote import Kept
+
+if TYPE_CHECKING:
+    from tmover.worker.control import Control
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 30.0
+FORM_TIMEOUT_S = 300.0
+
+
+class Runtime:
+    """Everything a worker is besides the user's script."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        control: Control,
+        fabric: Fabric,
+        launch: int,
+        environment: WorkerEnvironment,
+    ) -> None:
+        self.config = config.load().worker
+        self.identity = identity
+        self.launch = launch
+        self.control = control
+        self.fabric = fabric
+        self.trace = Trace(environment.trace, identity)
+        self.injector = Injector(
+            environment.inject, lambda: self.identity, agent_pid=environment.agent_pid
+        )
+        self.standing = Standing(
+            job=identity.job,
+            worker=identity.worker,
+            send=self.send,
+            usable=not identity.sandbox,
+        )
+        self.kept = Kept()
+        self.prepare: Prepare | None = None
+        """The planned move this worker prepares or has prepared."""
+        self.aborted: set[int] = set()
+        self.recover: Callable[[], None] | None = None
+        """How to get out of a revoked world, once there is a session that knows."""
+        self._preparing: threading.Thread | None = None
+        fabric.on_broken = self._broken
+        if identity.sandbox:
+            fabric.rehearse(identity.rank, identity.world_size)
+
+    @property
+    def worker(self) -> str:
+        """The name of this process."""
+        return self.identity.worker
+
+    def become(self, identity: Identity) -> None:
+        """Be `identity` from now on: for the script's environment and for the trace too."""
+        self.identity = identity
+        self.trace.identity = identity
+        identity.export()
+
+    def send(self, event: FromAgent) -> None:
+        """Tell the controller, through the agent."""
+        self.control.send(event)
+
+    def pulse(self, step: int, phase: str = "training") -> None:
+        """Tell the agent how far this worker is, for its next heartbeat."""
+        self.control.send(wire.Pulse(local_rank=self.identity.local_rank, step=step, phase=phase))
+
+    def form(self) -> None:
+        """Wait until all slots are up, and connect the first world."""
+        standing = self.standing
+        if self.identity.sandbox or standing.world is not None:
+            return
+        standing.wait(
+            lambda: standing.start is not None or standing.stop is not None, timeout_s=1e9
+        )
+        standing.raise_if_stopped()
+        assert standing.start is not None
+        plan = standing.start.plan
+        self.fabric.form(plan, timeout_s=FORM_TIMEOUT_S)
+        with standing.changing():
+            standing.world = plan
+            standing.rank = rules.start(standing.rank, plan.epoch)
+        self.trace.write("formed", epoch=plan.epoch)
+
+    def finish(self) -> None:
+        """Wait, after the script, until all ranks have finished; help with recoveries meanwhile."""
+        standing = self.standing
+        if self.identity.sandbox:
+            msg = "the script ended its rehearsal without entering session.steps()"
+            raise ConfigError(msg)
+        self.injector.at(Point.AT_FINISH, standing.rank.step)
+        step = NO_STEP if standing.rank.step is None else standing.rank.step
+        while standing.stop is None:
+            self.send(Finished(job=self.identity.job, worker=self.worker, step=step))
+            standing.at_safe_point = True
+            standing.wait(
+                lambda: (
+                    standing.stop is not None or standing.rank.interrupted or standing.owes_report()
+                ),
+                timeout_s=FORM_TIMEOUT_S,
+            )
+            if standing.stop is None and standing.rank.interrupted and self.recover is not None:
+                self.recover()
+            elif standing.owes_report():
+                standing.report()
+
+    def close(self) -> None:
+        """Close links, threads and files."""
+        with self.standing.changed:
+            stop = self.standing.stop
+        self.fabric.close(bye=stop is not None and stop.code == 0)
+        self.trace.close()
+
+    # --- orders, in the control thread ------------------------------------------------------------
+
+    def on_message(self, message: wire.FromController) -> None:
+        """Act on what the agent passed on."""
+        match message:
+            case Start():
+                with self.standing.changing():
+                    self.standing.start = message
+            case Prepare():
+                self._on_prepare(message)
+            case Arm(epoch=epoch):
+                self._on_arm(epoch)
+            case Abort(epoch=epoch):
+                self._on_abort(epoch)
+            case Revoke(epoch=epoch, reason=reason):
+                self._on_revoke(epoch, reason)
+            case Assign():
+                self._on_assign(message)
+            case Done(epoch=epoch):
+                self._on_done(epoch)
+            case Stop():
+                with self.standing.changing():
+                    self.standing.stop = message
+            case Welcome() | _:
+                return  # who this process is does not change while it lives
+
+    def _on_prepare(self, order: Prepare) -> None:
+        epoch = order.plan.epoch
+        known = self.prepare is not None and self.prepare.plan.epoch == epoch
+        if known or epoch <= self.standing.rank.epoch or epoch in self.aborted:
+            if known and not self._busy():
+                self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
+            return
+        with self.standing.changing():
+            self.prepare = order
+        if self.standing.rank.epoch == 0:
+            return  # a standby rebinds in its main thread, which waits for this
+        self._preparing = threading.Thread(
+            target=self._open_links, args=(order,), name="tmover-prepare", daemon=True
+        )
+        self._preparing.start()
+
+    def _busy(self) -> bool:
+        return self._preparing is not None and self._preparing.is_alive()
+
+    def _open_links(self, order: Prepare) -> None:
+        """Phase 1 on a member: open what the joiner needs, beside the running training."""
+        epoch = order.plan.epoch
+        self.trace.write("prepare_begin", epoch=epoch)
+        try:
+            if order.plan.rank_of(self.worker) is not None:
+                self.injector.at(Point.IN_PREPARE, self.standing.rank.step)
+                self.fabric.prepare(order.plan, timeout_s=CONNECT_TIMEOUT_S)
+        except (LinkError, Interrupted) as error:
+            self.send(
+                PrepareFailed(
+                    job=self.identity.job, worker=self.worker, epoch=epoch, reason=str(error)
+                )
+            )
+            return
+        self.trace.write("prepared", epoch=epoch)
+        self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
+
+    def _on_arm(self, epoch: int) -> None:
+        if self.prepare is not None and self.prepare.plan.epoch == epoch:
+            self.standing.arm(epoch)
+
+    def _on_abort(self, epoch: int) -> None:
+        if not self.standing.abort(epoch):
+            return  # in doubt about this epoch: only a report and an answer to it can end that
+        if self.prepare is not None and self.prepare.plan.epoch == epoch:
+            self.fabric.rollback(epoch)
+        with self.standing.changing():
+            self.aborted.add(epoch)
+            if self.prepare is not None and self.prepare.plan.epoch == epoch:
+                self.prepare = None
+
+    def _on_revoke(self, epoch: int, reason: str) -> None:
+        standing = self.standing
+        current = standing.rank.epoch
+        standing.revoke(epoch)
+        self.fabric.revoke(epoch, reason)
+        self.trace.write("revoked", epoch=epoch, reason=reason)
+        standing.asked(epoch)
+        if epoch != current and not standing.at_safe_point:
+            standing.report()  # says where the training stands; it goes on undisturbed
+
+    def _on_assign(self, order: Assign) -> None:
+        standing = self.standing
+        epoch = standing.rank.epoch
+        with standing.changing():
+            newest = standing.assign is None or order.plan.epoch > standing.assign.plan.epoch
+            if not newest or order.plan.epoch <= epoch:
+                return
+            standing.assign = order
+            self.prepare = None
+        if epoch:
+            standing.revoke(epoch)
+            self.fabric.revoke(epoch, "the controller assigned another world")
+
+    def _on_done(self, epoch: int) -> None:
+        with self.standing.changing():
+            self.standing.released = max(self.standing.released, epoch)
+        if self.standing.rank.epoch == epoch:
+            self.fabric.release(epoch)
+
+    # --- what the communicator says, in whatever thread -------------------------------------------
+
+    def _broken(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
+        self.trace.write("revoked", epoch=epoch, reason=reason, peers=list(peers))
+        self.standing.accuse(epoch, peers, reason)
+
+    def sync(self) -> bool:
+        """Take over a revocation that the links brought; return whether training is interrupted."""
+        standing = self.standing
+        if self.fabric.mode is Mode.REVOKED:
+            standing.revoke(standing.rank.epoch)
+        return standing.rank.interrupted

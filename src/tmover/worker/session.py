@@ -1,0 +1,184 @@
+"""What a training script sees of tmover: `init`, `track`, `steps`, `with step`.
+
+The session is the same object for a rank of a running job, for a standby that rehearses, and for a
+script run by hand without a controller; what differs is its *engine*: `LiveEngine` votes and moves,
+`PlainEngine` just trains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tmover.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from tmover.state.capture import Tracked
+
+logger = logging.getLogger(__name__)
+
+_session: Session | None = None
+
+
+class Engine(Protocol):
+    """How a session's steps are carried out."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of this node."""
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether this is a rehearsal."""
+
+    @property
+    def tracked(self) -> Tracked:
+        """What the session looks after."""
+
+    def begin(self, loader: Any, total: int | None) -> int:
+        """Open the loop over `loader`; return the number of steps it will have."""
+
+    def next_step(self) -> Step | None:
+        """Settle what happened to the last step and return the next one; None at the end."""
+
+    def final_step(self, index: int) -> Step | None:
+        """Return an attempt of the `index`-th part after the loop; None once that is done."""
+
+    def open(self, step: Step) -> None:
+        """Begin an attempt."""
+
+    def close(self, step: Step, error: BaseException | None) -> bool:
+        """End an attempt; return whether `error` is absorbed because the attempt is done again."""
+
+
+class Step:
+    """One training step: a `with` block that is done again, with the same batch, if interrupted.
+
+    `index` counts from 0. `committed` says, after the block, whether every rank applied the step;
+    it is false in a standby's rehearsal and for a broken attempt, so what stands under `if
+    step.committed` (logging, printing) happens once per step.
+    """
+
+    def __init__(self, engine: Engine, index: int, batch: Any) -> None:
+        self.index = index
+        self.batch = batch
+        self.committed = False
+        self._engine = engine
+
+    def __enter__(self) -> Step:
+        self.committed = False
+        self._engine.open(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        return self._engine.close(self, error)
+
+
+class Session:
+    """A script's side of tmover. Made by `tmover.init()`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loops = 0
+        self._finals = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process. It never changes, but on a standby that is promoted."""
+        return self._engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the job, the same for its whole life."""
+        return self._engine.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of this node: which device to use."""
+        return self._engine.local_rank
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether this process is a standby that rehearses. Few scripts need to know."""
+        return self._engine.sandbox
+
+    def track(self, *, per_rank: dict[str, Any] | None = None, **objects: Any) -> None:
+        """Hand over what makes up the training's state: model, optimizer, scheduler, scaler.
+
+        Anything with `state_dict` and `load_state_dict`. `objects` are the same on every rank, as
+        DDP keeps them; what differs by rank goes into `per_rank`. Call it before `steps`. Raises
+        `StateError` naming the path of what cannot be carried over.
+        """
+        if self._loops:
+            msg = "session.track() comes before session.steps(): the loop has begun already"
+            raise StateError(msg)
+        for name, value in objects.items():
+            self._engine.tracked.track(name, value)
+        for name, value in (per_rank or {}).items():
+            self._engine.tracked.track(name, value, per_rank=True)
+
+    def steps(self, loader: Any, *, total: int | None = None) -> Iterator[Step]:
+        """Yield `total` steps over `loader`, pass after pass; without `total`, one pass.
+
+        Every collective of the loop stands inside `with step:`. One `with` is one update: the first
+        `optimizer.step()` in it votes, and the update is applied by all ranks or by none.
+        """
+        if self._loops:
+            msg = "session.steps() was called twice: one job has one training loop"
+            raise ConfigError(msg)
+        self._loops += 1
+        self._engine.begin(loader, total)
+        return self._iterate()
+
+    def final(self) -> Iterator[Step]:
+        """Yield attempts of what is collective after the loop.
+
+        Written `for step in session.final(): with step: ...`. As in the loop, the block is done
+        again if a node is lost meanwhile. `step.batch` is None.
+        """
+        index = self._finals
+        self._finals += 1
+        while (step := self._engine.final_step(index)) is not None:
+            yield step
+
+    def _iterate(self) -> Iterator[Step]:
+        while (step := self._engine.next_step()) is not None:
+            yield step
+
+
+def init(*, backend: str | None = None, seed: int = 0) -> Session:
+    """Return this process's session; torch.distributed is initialised afterwards.
+
+    Under `tmover run` the process group is tmover's, and `backend` names only what a run without
+    tmover uses ("nccl" with CUDA, else "gloo"). `seed` sets the order of the data and the random
+    numbers of the loader; give the same on every rank.
+    """
+    global _session  # one process is one rank
+    if _session is None:
+        from tmover.worker import bootstrap
+
+        runtime = bootstrap.current()
+        if runtime is None:
+            from tmover.worker.plain import PlainEngine
+
+            _session = Session(PlainEngine(backend=backend, seed=seed))
+        else:
+            from tmover.worker.live import LiveEngine
+
+            _session = Session(LiveEngine(runtime, seed=seed))
+    return _session

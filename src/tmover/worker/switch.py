@@ -1,0 +1,358 @@
+"""How a rank gets from one world to the next: the boundary of a planned move, recovery, promotion.
+
+All of it runs in the main thread, at a safe point of the script. One loop serves every case: report
+on what was revoked, wait for what the controller decides, do it; if doing it breaks, report again.
+No timeout in it decides anything: the only one ends the process when no controller is heard for
+`fence_after_s` with a broken world.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from tmover.core import rank as rules
+from tmover.core.events import (
+    Assign,
+    Entered,
+    Passed,
+    Plan,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Verified,
+)
+from tmover.core.rank import Verdict
+from tmover.errors import Interrupted, LinkError, StateError
+from tmover.state.transfer import receive_state, send_state
+from tmover.worker.inject import Point
+from tmover.worker.runtime import CONNECT_TIMEOUT_S, Runtime
+
+if TYPE_CHECKING:
+    import socket
+
+    from tmover.state.capture import Tracked
+
+logger = logging.getLogger(__name__)
+
+_LISTEN_S = 0.05
+
+
+class Owner(Protocol):
+    """Whose state is handed over: what a switch asks of the session."""
+
+    tracked: Tracked
+
+    def rebind(self, rank: int) -> None:
+        """Hold `rank` from now on."""
+
+    def record(self) -> bytes:
+        """Return this rank's own records as of the step it stands at."""
+
+    def adopt(self, record: bytes) -> None:
+        """Go on where the owner of `record` stood."""
+
+
+class Switch:
+    """The moves of one rank."""
+
+    def __init__(self, runtime: Runtime, owner: Owner) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._standing = runtime.standing
+
+    # --- what the session calls -------------------------------------------------------------------
+
+    def planned(self, epoch: int) -> None:
+        """Switch to `epoch` at this boundary: every rank has voted for it."""
+        runtime = self._runtime
+        order = runtime.prepare
+        step = self._standing.rank.step
+        if order is None or order.plan.epoch != epoch or step is None:
+            return self.recover()  # aborted since the vote: the controller says what holds
+        runtime.send(
+            Entered(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step)
+        )
+        self._standing.at_safe_point = True
+        try:
+            if order.plan.rank_of(runtime.worker) is None:
+                self._send_all(order.plan, order.sources, step)
+            else:
+                self._cross(order.plan, step)
+                return None
+        except (LinkError, Interrupted) as error:
+            self._broke(epoch, error)
+        finally:
+            self._standing.at_safe_point = False
+        return self._follow(epoch)
+
+    def recover(self) -> None:
+        """Go from a revoked world to the one the controller assigns."""
+        self._runtime.fabric.quiesce()
+        self._follow(0)
+
+    def decision(self, step: int) -> Assign:
+        """Return the assignment that settles the doubt about `step`."""
+        self._runtime.fabric.quiesce()
+        self._standing.at_safe_point = True
+        try:
+            while True:
+                order = self._next_order(0)
+                if order is not None:
+                    return order
+        finally:
+            self._standing.at_safe_point = False
+
+    def promotion(self) -> None:
+        """Wait, warm, until this standby is promoted and has passed into the job's world."""
+        self._standing.at_safe_point = True
+        try:
+            while self._standing.rank.epoch == 0:
+                order = self._await_promotion()
+                try:
+                    if isinstance(order, Prepare):
+                        self._join_planned(order)
+                    else:
+                        self._take(order)
+                except (LinkError, Interrupted) as error:
+                    self._broke(order.plan.epoch, error)
+        finally:
+            self._standing.at_safe_point = False
+
+    def _await_promotion(self) -> Prepare | Assign:
+        """Return the next order that gives this standby a rank; report meanwhile if asked."""
+        runtime, standing = self._runtime, self._standing
+        while True:
+            standing.report(*standing.rank.revoked)
+
+            def prepare() -> Prepare | None:
+                order = runtime.prepare
+                over = order is None or order.plan.epoch in standing.rank.revoked
+                return None if over else order
+
+            standing.wait(
+                lambda: (
+                    standing.stop is not None
+                    or standing.owes_report()
+                    or standing.next_assign(0) is not None
+                    or prepare() is not None
+                ),
+                timeout_s=runtime.config.fence_after_s,
+            )
+            standing.raise_if_stopped()
+            order = standing.next_assign(0) or prepare()
+            if order is not None:
+                return order
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _follow(self, pending: int) -> None:
+        """Report and obey until this rank is in a world that holds; `pending` was planned."""
+        self._standing.at_safe_point = True
+        try:
+            while True:
+                order = self._next_order(pending)
+                if order is None:
+                    return  # the planned move was aborted: the world before still stands
+                if order.plan.rank_of(self._runtime.worker) is None:
+                    self._standing.revoke(order.plan.epoch)
+                    continue  # this rank has no place any more: the controller will end it
+                try:
+                    self._take(order)
+                except (LinkError, Interrupted) as error:
+                    self._broke(order.plan.epoch, error)
+                    pending = 0
+                    continue
+                return
+        finally:
+            self._standing.at_safe_point = False
+
+    def _next_order(self, pending: int) -> Assign | None:
+        """Return the next assignment, or None if `pending` was aborted and the old world stands."""
+        runtime, standing = self._runtime, self._standing
+        while True:
+            runtime.sync()
+            revoked = standing.rank.revoked
+            standing.report(*(epoch for epoch in revoked if epoch >= standing.rank.epoch))
+
+            def due() -> bool:
+                return (
+                    standing.stop is not None
+                    or standing.owes_report()
+                    or standing.next_assign(standing.rank.epoch) is not None
+                    or (pending in runtime.aborted and not standing.rank.interrupted)
+                    or standing.rank.revoked != revoked  # noqa: B023 - read before the next turn
+                )
+
+            if not standing.wait(due, timeout_s=runtime.config.fence_after_s):
+                logger.error(
+                    "heard of no decision for %g s with a broken world: ending this rank",
+                    runtime.config.fence_after_s,
+                )
+                raise SystemExit(1)
+            standing.raise_if_stopped()
+            order = standing.next_assign(standing.rank.epoch)
+            if order is not None:
+                runtime.trace.write("assigned", epoch=order.plan.epoch, step=order.step)
+                return order
+            if pending in runtime.aborted and not standing.rank.interrupted:
+                return None
+
+    def _broke(self, epoch: int, error: LinkError | Interrupted) -> None:
+        peers = error.peers if isinstance(error, LinkError) else ()
+        self._runtime.fabric.revoke(epoch, str(error))
+        self._standing.accuse(epoch, peers, str(error))
+        self._runtime.trace.write("broke", epoch=epoch, reason=str(error), peers=list(peers))
+
+    # --- doing what was decided -------------------------------------------------------------------
+
+    def _take(self, order: Assign) -> None:
+        """Bring this rank to `order.step` and into `order.plan`."""
+        runtime, plan = self._runtime, order.plan
+        rank = plan.rank_of(runtime.worker)
+        assert rank is not None
+        self._owner.rebind(rank)
+        runtime.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S, relink=order.relink)
+        runtime.trace.write("connected", epoch=plan.epoch)
+        source = order.sources.get(runtime.worker)
+        if source is not None:
+            self._receive(plan, source)
+        self._send_all(plan, order.sources, order.step)
+        self._cross(plan, order.step)
+
+    def _join_planned(self, order: Prepare) -> None:
+        """Prepare beside the training; then take the leaver's state and pass."""
+        runtime, plan = self._runtime, order.plan
+        rank = plan.rank_of(runtime.worker)
+        if rank is None:
+            return
+        runtime.trace.write("prepare_begin", epoch=plan.epoch)
+        try:
+            self._owner.rebind(rank)
+            runtime.injector.at(Point.IN_PREPARE, None)
+            runtime.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S)
+        except (LinkError, StateError) as error:
+            runtime.prepare = None
+            runtime.send(
+                PrepareFailed(
+                    job=runtime.identity.job,
+                    worker=runtime.worker,
+                    epoch=plan.epoch,
+                    reason=str(error),
+                )
+            )
+            return
+        runtime.trace.write("prepared", epoch=plan.epoch)
+        runtime.send(Prepared(job=runtime.identity.job, worker=runtime.worker, epoch=plan.epoch))
+        source = order.sources[runtime.worker]
+        if self._receive_if_not_aborted(plan, source):
+            step = self._standing.rank.step
+            assert step is not None
+            self._cross(plan, step)
+
+    def _cross(self, plan: Plan, step: int) -> None:
+        """Pass the commit barrier of `plan`. Raises `LinkError` or `Interrupted` if it breaks."""
+        runtime, standing, epoch = self._runtime, self._standing, plan.epoch
+        runtime.injector.at(Point.BEFORE_BARRIER, step)
+        if not standing.enter(epoch):
+            msg = f"epoch {epoch} was revoked before its barrier"
+            raise Interrupted(msg)
+        identity = runtime.identity
+        keeper, ward = identity.keeper(), identity.ward()
+        mine = self._owner.record()
+        heard = runtime.fabric.barrier(epoch, extra={} if keeper is None else {keeper: mine})
+        if standing.leave(plan) is not Verdict.PASSED:
+            msg = f"epoch {epoch} was revoked inside its barrier"
+            raise Interrupted(msg)
+        runtime.fabric.commit(epoch)
+        if ward is not None:
+            runtime.kept.put(step, heard[ward])
+        runtime.prepare = None
+        runtime.send(Passed(job=identity.job, worker=runtime.worker, epoch=epoch, step=step))
+        runtime.trace.write("passed", epoch=epoch, step=step)
+        runtime.injector.at(Point.AFTER_BARRIER, step)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def _send_all(self, plan: Plan, sources: dict[str, str], step: int) -> None:
+        """Send this rank's state to every worker that is to have it from here."""
+        runtime = self._runtime
+        for member in plan.members:
+            if sources.get(member.worker) != runtime.worker:
+                continue
+            record = self._record_of(member.rank, step)
+            sock = runtime.fabric.connect_state(
+                member.worker, member.endpoint, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S
+            )
+            try:
+                with sock:
+                    send_state(
+                        sock,
+                        job=runtime.identity.job,
+                        epoch=plan.epoch,
+                        step=step,
+                        tracked=self._owner.tracked,
+                        record=record,
+                        peer=member.worker,
+                    )
+            except StateError as error:
+                raise LinkError(str(error), (member.worker,)) from error
+
+    def _record_of(self, rank: int, step: int) -> bytes:
+        """Return the private records of `rank` as of `step`: this rank's own, or what it keeps."""
+        runtime = self._runtime
+        if rank == runtime.identity.rank:
+            return self._owner.record()
+        if rank != runtime.identity.ward():
+            return b""
+        return runtime.kept.get(step) or b""
+
+    def _receive(self, plan: Plan, source: str) -> None:
+        runtime = self._runtime
+        sock = runtime.fabric.accept_state(source, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S)
+        self._receive_over(sock, plan, source)
+
+    def _receive_if_not_aborted(self, plan: Plan, source: str) -> bool:
+        """Wait for the leaver's state; False if the move ended before it came."""
+        runtime, standing, epoch = self._runtime, self._standing, plan.epoch
+        while True:
+            standing.raise_if_stopped()
+            if epoch in standing.rank.revoked or epoch in runtime.aborted or standing.assign:
+                msg = f"the move of epoch {epoch} ended before the state came"
+                raise Interrupted(msg)
+            try:
+                sock = runtime.fabric.accept_state(source, epoch=epoch, timeout_s=_LISTEN_S)
+            except TimeoutError:
+                continue
+            self._receive_over(sock, plan, source)
+            return True
+
+    def _receive_over(self, sock: socket.socket, plan: Plan, source: str) -> None:
+        runtime, standing = self._runtime, self._standing
+        with standing.changing():
+            standing.rank = rules.emptied(standing.rank)
+        runtime.trace.write("handoff_begin", epoch=plan.epoch)
+        try:
+            with sock:
+                step, record = receive_state(
+                    sock,
+                    job=runtime.identity.job,
+                    epoch=plan.epoch,
+                    tracked=self._owner.tracked,
+                    peer=source,
+                    progress=lambda: runtime.injector.at(Point.IN_HANDOFF, None),
+                )
+        except StateError as error:
+            raise LinkError(str(error), (source,)) from error
+        if not record:
+            msg = (
+                f"the records of rank {runtime.identity.rank} (random streams, loader position) "
+                "are lost with the node that kept them: start the job again from its last checkpoint"
+            )
+            raise StateError(msg)
+        self._owner.adopt(record)
+        standing.applied(step)
+        runtime.send(
+            Verified(job=runtime.identity.job, worker=runtime.worker, epoch=plan.epoch, step=step)
+        )
+        runtime.trace.write("handoff_end", epoch=plan.epoch, step=step)

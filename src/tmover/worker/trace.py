@@ -1,0 +1,61 @@
+"""A worker's trace: one JSON line per thing that happened, for measuring and for post-mortems.
+
+Written when `TMOVER_TRACE` names a directory: `DIR/<worker>.jsonl`. `t` is CLOCK_MONOTONIC in
+seconds, so the lines of all processes of one machine share a clock. `tmover demo` measures pauses
+and proves that no sample was lost from nothing but these lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import threading
+import time
+
+from tmover.worker.identity import Identity
+
+
+class Trace:
+    """Appends lines; without a directory it does nothing."""
+
+    def __init__(self, directory: str | None, identity: Identity) -> None:
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self.identity = identity
+        if directory:
+            folder = pathlib.Path(directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / (identity.worker.replace("/", "_") + ".jsonl")
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anybody will read what is written."""
+        return self._file is not None
+
+    def write(self, event: str, /, **fields: object) -> None:
+        """Append one line. A full disk costs lines, never the job."""
+        with self._lock:
+            if self._file is None:
+                return
+            line = {
+                "t": time.monotonic(),
+                "event": event,
+                "rank": self.identity.rank,
+                "slot": self.identity.slot,
+                "worker": self.identity.worker,
+                **fields,
+            }
+            try:
+                os.write(self._file, (json.dumps(line) + "\n").encode())
+            except OSError:
+                os.close(self._file)
+                self._file = None
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None

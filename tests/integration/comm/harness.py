@@ -1,0 +1,160 @@
+"""Real ranks for tests: processes forked from this one, and a board they meet at.
+
+The parent has torch imported and no threads, so a rank starts in milliseconds. It serves the board
+until all ranks are gone: `put` publishes a value, `get` waits for one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection as mpc
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from typing import Any, NamedTuple
+
+import torch
+
+from tmover.comm.fabric import Fabric, Timeouts
+from tmover.core.events import Member, Plan
+
+torch.set_num_threads(1)
+DEADLINE_S = 30.0
+SECRET = b"s" * 32
+TIMEOUTS = Timeouts(collective_s=20.0, barrier_s=20.0, handshake_s=2.0, state_s=10.0)
+
+
+class Board:
+    """A rank's end of the board."""
+
+    def __init__(self, pipe: mpc.Connection[Any, Any]) -> None:
+        self._pipe = pipe
+
+    def put(self, key: str, value: Any = None) -> None:
+        self._pipe.send(("put", key, value))
+
+    def get(self, key: str) -> Any:
+        self._pipe.send(("get", key, None))
+        return self._pipe.recv()
+
+
+class Outcome(NamedTuple):
+    """How a rank ended: what it returned, or None if it was killed."""
+
+    value: Any
+    status: int
+
+
+Program = Callable[[Board], Any]
+
+
+def run(programs: dict[str, Program], *, deadline_s: float = DEADLINE_S) -> dict[str, Outcome]:
+    """Run every program in a process of its own; return what each returned.
+
+    Fails with a rank's traceback if it raised one.
+    """
+    pipes, pids = {}, {}
+    for name, program in programs.items():
+        here, there = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            here.close()
+            _become(name, program, Board(there))
+        there.close()
+        pipes[name], pids[name] = here, pid
+    try:
+        values = _serve(pipes, time.monotonic() + deadline_s)
+        return {name: Outcome(values.get(name), _wait(pid)) for name, pid in pids.items()}
+    finally:
+        for pid in pids.values():
+            _end(pid)
+        for pipe in pipes.values():
+            pipe.close()
+
+
+def _become(name: str, program: Program, board: Board) -> None:
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE_S + 5)
+        board.put(f"value/{name}", program(board))
+        code = 0
+    except BaseException:
+        board.put(f"error/{name}", traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _serve(pipes: dict[str, mpc.Connection[Any, Any]], deadline: float) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    waiting: list[tuple[str, mpc.Connection[Any, Any]]] = []
+    open_pipes = {pipe: name for name, pipe in pipes.items()}
+    while open_pipes:
+        ready = mpc.wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            left = sorted(open_pipes.values())
+            raise AssertionError(f"{left} did not end; waiting for {[k for k, _ in waiting]}")
+        for pipe in ready:
+            assert isinstance(pipe, mpc.Connection)
+            try:
+                verb, key, value = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                del open_pipes[pipe]
+                continue
+            if key.startswith("error/"):
+                raise AssertionError(f"{key[6:]}:\n{value}")
+            if verb == "put":
+                known[key] = value
+            else:
+                waiting.append((key, pipe))
+        for key, pipe in list(waiting):
+            if key in known:
+                waiting.remove((key, pipe))
+                pipe.send(known[key])
+    return {key[6:]: value for key, value in known.items() if key.startswith("value/")}
+
+
+def _wait(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        return
+
+
+# --- fabrics --------------------------------------------------------------------------------------
+
+
+def uid_of(name: str) -> str:
+    return f"{name}-0000/0"
+
+
+def make_fabric(board: Board, name: str, **options: Any) -> Fabric:
+    """Return a fabric of this process, and publish where it listens."""
+    options.setdefault("timeouts", TIMEOUTS)
+    fabric = Fabric(job="job", secret=SECRET, uid=uid_of(name), address="127.0.0.1", **options)
+    board.put(f"endpoint/{name}", fabric.endpoint)
+    return fabric
+
+
+def make_plan(board: Board, epoch: int, names: list[str]) -> Plan:
+    """Return the plan in which `names` hold the ranks in this order."""
+    return Plan(
+        epoch=epoch,
+        members=tuple(
+            Member(
+                rank=rank,
+                worker=uid_of(name),
+                node=name,
+                endpoint=board.get(f"endpoint/{name}"),
+            )
+            for rank, name in enumerate(names)
+        ),
+    )

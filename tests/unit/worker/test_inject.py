@@ -1,0 +1,64 @@
+import pytest
+
+from tmover.errors import ConfigError
+from tmover.worker.identity import Identity
+from tmover.worker.inject import Fault, Injection, Injector, Point, parse
+
+SECOND = Identity(
+    job="1", agent="node2-00000000", local_rank=0, slot=1, nnodes=3, nproc=1, sandbox=False
+)
+
+
+def due(injection: Injection, *, point: Point, step: int | None, was_standby: bool = False) -> bool:
+    return injection.due(SECOND, point=point, step=step, was_standby=was_standby)
+
+
+def test_a_fault_is_read_with_all_its_keys() -> None:
+    (injection,) = parse("kill:rank=2,step=40,point=after_vote,sandbox=1,node=node3")
+
+    assert injection == Injection(
+        fault=Fault.KILL, point=Point.AFTER_VOTE, rank=2, step=40, sandbox=True, node="node3"
+    )
+
+
+def test_several_faults_are_joined_by_semicolons() -> None:
+    faults = [injection.fault for injection in parse("kill:point=in_vote; stop:point=step_open;")]
+
+    assert faults == [Fault.KILL, Fault.STOP]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kill", "kill:", "kill:point=nowhere", "maim:point=in_vote", "kill:point=in_vote,rnk=2", "kill:rank=x,point=in_vote"],
+)
+def test_what_cannot_be_read_is_refused_with_the_text_and_the_points(text: str) -> None:
+    with pytest.raises(ConfigError, match="TMOVER_INJECT: cannot read") as caught:
+        parse(text)
+
+    assert text in str(caught.value)
+    assert "after_vote" in str(caught.value)
+
+
+def test_a_fault_is_due_only_where_every_key_matches() -> None:
+    (injection,) = parse("kill:rank=1,step=4,point=in_vote")
+
+    assert due(injection, point=Point.IN_VOTE, step=4)
+    assert not due(injection, point=Point.IN_VOTE, step=5)
+    assert not due(injection, point=Point.AFTER_VOTE, step=4)
+
+
+def test_a_fault_for_standbys_spares_those_that_never_were_one() -> None:
+    (injection,) = parse("kill:sandbox=1,point=in_vote")
+
+    assert not due(injection, point=Point.IN_VOTE, step=0)
+    assert due(injection, point=Point.IN_VOTE, step=0, was_standby=True)
+
+
+def test_a_fault_happens_once() -> None:
+    injector = Injector("raise:point=step_open", lambda: SECOND)
+
+    with pytest.raises(RuntimeError, match="injected fault at step_open"):
+        injector.at(Point.STEP_OPEN, 0)
+    injector.at(Point.STEP_OPEN, 1)
+
+    assert not injector
