@@ -1,8 +1,8 @@
 """Starts nodes and controllers in milliseconds: forked from a process that has torch imported.
 
 The tree is that of the real thing: holder, agent, something in torchrun's place, workers, each the
-parent of the next, so that the death of one takes the same others along. What differs is that nothing
-imports torch, and that the launch is waited for by a few lines instead of torchrun.
+parent of the next, so that the death of one takes the same others along. What differs is that
+nothing imports torch, and that a few lines wait for the workers instead of torchrun.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -32,7 +34,25 @@ from tmover.scheduler.inhabitants import WORKER_NAME
 from tmover.scheduler.local import LocalScheduler
 
 _PR_SET_NAME = 15
-_READY_S = 120.0
+_LOOK_S = 0.1
+"""Torchrun's own interval."""
+
+_IMPORTED = (
+    "asyncio",
+    "numpy",
+    "torch",
+    "torch._dynamo",  # what DDP's constructor imports, for two seconds
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "tmover.cli.run",
+    "tmover.agent.run",
+    "tmover.controller.daemon",
+    "tmover.worker.bootstrap",
+    "tmover.worker.session",
+    "tmover.worker.live",
+)
 
 
 class ForkServer:
@@ -96,9 +116,9 @@ def serve() -> NoReturn:
     die_with_parent(parent)
     _import_everything()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    tasks = os.listdir("/proc/self/task")
-    if len(tasks) != 1:
-        sys.exit(f"the fork server has {len(tasks)} threads, it must have one")
+    tasks = len(list(pathlib.Path("/proc/self/task").iterdir()))
+    if tasks != 1:
+        sys.exit(f"the fork server has {tasks} threads, it must have one")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + address)
         listener.listen(64)
@@ -142,21 +162,9 @@ def _reap() -> None:
 
 
 def _import_everything() -> None:
-    import asyncio  # noqa: F401
-    import random  # noqa: F401
-
-    import numpy  # noqa: F401, ICN001
-    import torch
-    import torch.distributed
-    import torch.nn.parallel
-    import torch.optim
-    import torch.utils.data  # noqa: F401
-
-    import tmover.cli.run
-    import tmover.controller.daemon
-    import tmover.worker.bootstrap
-    import tmover.worker.session  # noqa: F401
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    torch = sys.modules["torch"]
     torch.set_num_threads(1)
 
 
@@ -344,9 +352,11 @@ def _fork_launch(
 
 
 def _wait_for_all(workers: list[int]) -> int:
-    """As torchrun does: the first failure ends the others."""
+    """As torchrun does: look now and then; the first failure ends the others."""
     running = set(workers)
     while running:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        time.sleep(_LOOK_S)
         pid, status = os.wait()
         running.discard(pid)
         if status != 0:
@@ -377,6 +387,7 @@ def _fork_worker(command: WorkerCommand, env: dict[str, str], local_rank: int) -
     from tmover.worker.bootstrap import main
 
     _exit(_call(lambda: main(command.worker_argv())))
+    return 0
 
 
 def _call(function: Callable[[], object]) -> int:

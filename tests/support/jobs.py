@@ -70,7 +70,12 @@ def broken(worker: str, *peers: str, epoch: int = 1) -> Broken:
 
 
 def reported(
-    worker: str, step: int | None, *, of: int = 1, epoch: int | None = None, doubt: int | None = None
+    worker: str,
+    step: int | None,
+    *,
+    of: int = 1,
+    epoch: int | None = None,
+    doubt: int | None = None,
 ) -> Reported:
     where = of if epoch is None else epoch
     return Reported(job="j", worker=worker, of=of, epoch=where, step=step, doubt=doubt)

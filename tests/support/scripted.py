@@ -51,13 +51,15 @@ from tmover.core.events import (
     Warm,
     Welcome,
 )
-from tmover.errors import ControllerUnavailable
+from tmover.errors import ControllerUnavailable, Refused
 
 HEARTBEAT_S = 0.2
 PATIENCE_S = 30.0
 """How long a test waits for what must come."""
+QUICK = {"TMOVER_CONTROLLER_POLL_S": "0.1", "TMOVER_CONTROLLER_LEASE_S": "20"}
+"""Configuration: news of nodes at once, and leases that outlive a slow machine."""
 
-O = TypeVar("O", bound=Order)
+AnOrder = TypeVar("AnOrder", bound=Order)
 
 
 class Controller:
@@ -83,7 +85,13 @@ class Controller:
             self.process = subprocess.Popen(
                 self.argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        wait_for(lambda: self.address_file() not in (None, before), "the controller", self.why)
+        process = self.process
+
+        def is_up() -> bool:
+            assert process.poll() is None, self.why()
+            return self.address_file() not in (None, before)
+
+        wait_for(is_up, "the controller", self.why)
 
     def address_file(self) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):
@@ -103,14 +111,15 @@ class Controller:
 
     def run_to_end(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Start another one that is expected to end by itself."""
+        quiet = [part for part in self.argv if part not in {"--log-level", "DEBUG"}]
         return subprocess.run(
-            [*self.argv, *arguments], env=self._environ, stdin=subprocess.DEVNULL,
+            [*quiet, *arguments], env=self._environ, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
     def why(self) -> str:
         code = None if self.process is None else self.process.poll()
-        tail = self.log.read_text().splitlines()[-40:]
+        tail = self.log.read_text().splitlines()[-20:]
         return "\n".join([f"controller's exit code {code}; its log ends:", *tail])
 
     def _end(self, number: int) -> int:
@@ -182,7 +191,11 @@ class Agent:
         self.is_dead = True
         self.channel.close()
 
-    def last(self, kind: type[O]) -> O | None:
+    @property
+    def refusals(self) -> list[str]:
+        return [e.text for e in self.envelopes if isinstance(e, wire.RefusedReply)]
+
+    def last(self, kind: type[AnOrder]) -> AnOrder | None:
         return next((o for o in reversed(self.orders) if isinstance(o, kind)), None)
 
     def lose_link(self, *peers: str) -> None:
@@ -190,7 +203,9 @@ class Agent:
         for local, worker in enumerate(self.workers):
             accused = tuple(f"{peer}/{local}" for peer in peers)
             self.say(
-                Broken(job=self.job, worker=worker, epoch=self.rank.epoch, peers=accused, reason="cut")
+                Broken(
+                    job=self.job, worker=worker, epoch=self.rank.epoch, peers=accused, reason="cut"
+                )
             )
 
     def finish(self) -> None:
@@ -205,7 +220,7 @@ class Agent:
         self._next_beat = now + HEARTBEAT_S
         steps = tuple(-1 if self.rank.step is None else self.rank.step for _ in self.workers)
         beat = wire.Heartbeat(job=self.job, agent=self.name, boot=self.boot, steps=steps)
-        if not self.channel.send(beat) and self.channel.look() is Connection.ABSENT:
+        if not self.channel.send(beat) and self.channel.look() is not Connection.OPEN:
             self.channel.follow()
 
     def listen(self) -> None:
@@ -225,15 +240,28 @@ class Agent:
                 self.join()
 
     def act(self, order: AnyOrder) -> None:
+        """Do as real workers would; what has been done already is not done again."""
         match order:
             case Welcome() if order.launch != self.launch:
                 self._launch(order)
             case Start() if self.rank.epoch < order.plan.epoch:
-                self.rank.epoch = order.plan.epoch
-                for worker in self.workers:
-                    self.say(
-                        Looping(job=self.job, worker=worker, launch=self.launch, schema=self.schema)
-                    )
+                self._start(order.plan)
+            case Revoke():
+                self._report(order)
+            case Assign() if order.plan.epoch > self.rank.epoch:
+                self.enter(order.plan, order.step, is_joiner=self.workers[0] in order.sources)
+            case Probe():
+                self.channel.send(Answered(job=self.job, agent=self.name, probe=order.probe))
+            case Done():
+                self.entered = None
+            case Stop():
+                self.stopped = order
+            case _:
+                self._move(order)
+
+    def _move(self, order: AnyOrder) -> None:
+        """Do one's part in a planned move."""
+        match order:
             case Prepare():
                 self.prepared = order.plan
                 for worker in self.workers:
@@ -242,18 +270,6 @@ class Agent:
                 self.armed = self.prepared
             case Abort() if self.armed is not None and self.armed.epoch == order.epoch:
                 self.armed = self.entered = None
-            case Revoke():
-                self._report(order)
-            case Assign() if order.plan.epoch > self.rank.epoch:
-                self._switch(order)
-            case Probe():
-                self.channel.send(Answered(job=self.job, agent=self.name, probe=order.probe))
-            case Done():
-                self.entered = None
-            case Stop():
-                self.stopped = order
-            case _:
-                pass
 
     def enter(self, plan: Plan, step: int, *, is_joiner: bool) -> None:
         """Stand at the commit barrier of `plan`, with the state of `step`."""
@@ -279,9 +295,7 @@ class Agent:
         self.say(Launched(job=self.job, agent=self.name, launch=order.launch, endpoints=endpoints))
         if order.sandbox:
             for worker in self.workers:
-                self.say(
-                    Warm(job=self.job, worker=worker, launch=order.launch, schema=self.schema)
-                )
+                self.say(Warm(job=self.job, worker=worker, launch=order.launch, schema=self.schema))
 
     def _report(self, order: Revoke) -> None:
         rank = self.rank
@@ -293,8 +307,10 @@ class Agent:
                 )
             )  # fmt: skip
 
-    def _switch(self, order: Assign) -> None:
-        self.enter(order.plan, order.step, is_joiner=self.workers[0] in order.sources)
+    def _start(self, plan: Plan) -> None:
+        self.rank.epoch = plan.epoch
+        for worker in self.workers:
+            self.say(Looping(job=self.job, worker=worker, launch=self.launch, schema=self.schema))
 
 
 class Cast:
@@ -305,6 +321,7 @@ class Cast:
         self.state = controller.state
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.agents: list[Agent] = []
+        self.jobs: list[str] = []
         self.barrier_is_shut = False
         """Whether those who stand at a commit barrier are kept from passing it together."""
 
@@ -312,6 +329,7 @@ class Cast:
         request = wire.SubmitRequest(nnodes=nnodes, nproc=nproc, owner="ann")
         answer = ask(self.state, request, PATIENCE_S)
         assert isinstance(answer, wire.Accepted)
+        self.jobs.append(answer.job)
         return answer.job
 
     def join(
@@ -336,6 +354,17 @@ class Cast:
             self.join(job, f"node{number + 1}", standby=True, nproc=nproc)
         self.until(lambda: self.warm(job) == standbys, "warm standbys")
         return job, list(self.agents)
+
+    def cancel_all(self) -> None:
+        """Cancel the jobs that were submitted here, so that nothing waits for them any more."""
+        for job in self.jobs:
+            with contextlib.suppress(Refused, ControllerUnavailable):
+                ask(self.state, wire.CancelRequest(job=job, reason="the test is over"))
+
+    def all_status(self) -> Sequence[wire.JobStatus]:
+        answer = ask(self.state, wire.StatusRequest(), PATIENCE_S)
+        assert isinstance(answer, wire.StatusReply)
+        return answer.jobs
 
     def status(self, job: str) -> wire.JobStatus:
         answer = ask(self.state, wire.StatusRequest(job=job), PATIENCE_S)
@@ -383,7 +412,9 @@ class Cast:
     def pass_barriers(self) -> None:
         """Let those pass that all stand at the barrier of one plan; a leaver has no part in it."""
         there = self.at_barrier()
-        for plan in {agent.entered.epoch: agent.entered for agent in there if agent.entered}.values():
+        for plan in {
+            agent.entered.epoch: agent.entered for agent in there if agent.entered
+        }.values():
             wanted = {wire.agent_of(member.worker) for member in plan.members}
             ready = [agent for agent in there if agent.entered == plan and agent.name in wanted]
             if len(ready) == len(wanted):
@@ -414,17 +445,26 @@ def wait_for(
 
 
 @contextlib.contextmanager
-def on_stage(
-    directory: pathlib.Path, environ: Mapping[str, str] | None = None
-) -> Iterator[Cast]:
-    """Yield a cast with a running controller; in the end see that it leaves nothing behind."""
-    controller = Controller(directory / "state", environ)
-    controller.start()
+def on_stage(controller: Controller) -> Iterator[Cast]:
+    """Yield a cast for a running controller; in the end take everybody off the stage."""
     cast = Cast(controller)
     try:
         yield cast
     finally:
+        if controller.process is not None:
+            cast.cancel_all()
         cast.close()
+
+
+@contextlib.contextmanager
+def staged(directory: pathlib.Path, **environ: str) -> Iterator[Cast]:
+    """Yield a cast with a controller of its own."""
+    controller = Controller(directory / "state", {**QUICK, **environ})
+    controller.start()
+    try:
+        with on_stage(controller) as cast:
+            yield cast
+    finally:
         if controller.process is not None:
             controller.signal(signal.SIGCONT)
             controller.stop()
@@ -445,6 +485,3 @@ def journaled(state: pathlib.Path, job: str) -> list[str]:
 
 def kinds(orders: Sequence[AnyOrder]) -> list[str]:
     return [type(order).__name__ for order in orders]
-
-
-__all__ = ["Agent", "Cast", "Controller", "Done", "journaled", "kinds", "on_stage", "reachable"]

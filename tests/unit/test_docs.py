@@ -61,3 +61,7 @@ def test_the_makefile_lists_every_target() -> None:
 
     assert len(makefile.splitlines()) <= 60
     assert targets == set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE))
+
+
+def test_the_diagram_of_phases_is_the_one_decide_draws() -> None:
+    assert documents.drawn() == documents.diagram(), "run `make docs`"

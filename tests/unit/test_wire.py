@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,7 @@ DECODERS: dict[str, tuple[Decoder, object]] = {
 UNHURRIED = settings(deadline=None)
 
 
+@functools.cache
 def records(kind: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
     hints = typing.get_type_hints(kind)
     fields = {f.name: values(hints[f.name]) for f in msgspec.structs.fields(kind)}
@@ -51,6 +53,7 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     return st.from_type(kind)
 
 
+@functools.cache
 def union(name: str) -> st.SearchStrategy[msgspec.Struct]:
     return st.one_of(*map(records, typing.get_args(DECODERS[name][1])))
 

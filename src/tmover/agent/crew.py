@@ -83,7 +83,12 @@ class Crew:
         if len(self._codes) == self._nproc and set(self._codes.values()) == {0}:
             return Loss(0, "all workers exited with code 0")
         code = self._launch.poll()
-        return None if code is None else Loss(code, f"torchrun {describe(code)}")
+        if code is None:
+            return None
+        unknown = next((rank for rank, known in self._codes.items() if known is None), None)
+        if code and unknown is not None:
+            return Loss(code, f"worker {unknown} ended, torchrun {describe(code)}", unknown)
+        return Loss(code, f"torchrun {describe(code)}")
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the workers; to torchrun if there are none yet."""

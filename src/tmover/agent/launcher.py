@@ -61,15 +61,18 @@ class WorkerCommand:
         """Return torchrun's arguments.
 
         Torchrun keeps logs only if told where: its default is a temporary directory that it never
-        removes. It does not restart anything: that is the controller's to decide.
+        removes. It does not restart anything: that is the controller's to decide. It seldom looks
+        at its workers: the agent sees them end at once, and how, if torchrun was not quicker.
         """
         logs = [] if "--log-dir" in self.flags else ["--log-dir", os.devnull]
+        seldom = [] if "--monitor-interval" in self.flags else ["--monitor-interval=1"]
         return [
             "--standalone",
             "--nnodes=1",
             f"--nproc-per-node={self.nproc}",
             "--max-restarts=0",
             *logs,
+            *seldom,
             *self.flags,
             "--module",
             "tmover.worker",

@@ -40,9 +40,7 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command; what was typed wrong is one line, too."""
         try:
-            return super().main(*args, **{**kwargs, "standalone_mode": False})
-        except click.exceptions.Exit as end:
-            sys.exit(end.exit_code)
+            sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
             sys.exit(error.exit_code)

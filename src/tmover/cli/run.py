@@ -78,6 +78,7 @@ def _torchrun_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.pass_obj
 def command(
     make_launcher: Callable[[WorkerCommand], Launcher] | None,
+    /,
     *,
     nproc_per_node: str,
     module: bool,

@@ -131,7 +131,7 @@ def _detach(cluster: LocalCluster, job: str) -> None:
         for number, source in enumerate((null, log, log)):
             os.dup2(source, number)
         with cluster:
-            code = _follow(cluster, job, click.echo)
+            code = follow(cluster, job, click.echo)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -141,7 +141,7 @@ def _detach(cluster: LocalCluster, job: str) -> None:
 def _show(cluster: LocalCluster, job: str) -> int:
     """Follow the job, on a terminal with a line that tells where it is."""
     if not sys.stdout.isatty():
-        return _follow(cluster, job, click.echo)
+        return follow(cluster, job, click.echo)
     from rich.console import Console
     from rich.markup import escape
 
@@ -149,29 +149,36 @@ def _show(cluster: LocalCluster, job: str) -> int:
 
     console = Console(highlight=False)
     with console.status(f"job {job}") as line:
-        return _follow(
+        return follow(
             cluster, job, console.print, lambda status: line.update(escape(summary(status)))
         )
 
 
-def _follow(
+def follow(
     cluster: LocalCluster,
     job: str,
     say: Callable[[str], object],
     show: Callable[[JobStatus], object] = lambda status: None,
+    patience_s: float | None = None,
 ) -> int:
-    """Say what happens until the job has ended; return its exit code."""
+    """Say what happens until the job has ended; return its exit code.
+
+    A job of which nothing has run for `patience_s` (two leases) is given up.
+    """
+    patience_s = patience_s or 2 * cluster.config.controller.lease_s
     from tmover.cli.watch import JobWatch
     from tmover.errors import ControllerUnavailable
 
     watch = JobWatch()
     empty_since: float | None = None
     while True:
+        if cluster.controller() is None:
+            say("the controller is gone; the job goes on, starting another one")
+            cluster.ensure_controller()
         try:
             status = cluster.status(job)
         except ControllerUnavailable as error:
-            say(f"{error}; the job goes on, starting another controller")
-            cluster.ensure_controller()
+            say(str(error))
             continue
         for news in watch.look(status):
             say(f"{news.phase}: {news.text}")
@@ -181,7 +188,7 @@ def _follow(
             return status.code if status.code >= 0 else 128 - status.code
         now = time.monotonic()
         empty_since = (empty_since or now) if not cluster.scheduler.running(job) else None
-        if empty_since is not None and now - empty_since > 2 * cluster.config.controller.lease_s:
+        if empty_since is not None and now - empty_since > patience_s:
             say(f"nothing of job {job} runs any more; see the logs in {cluster.logs(job)}")
             return 1
         time.sleep(_POLL_S)

@@ -23,7 +23,7 @@ def dial(
     host, _, port = endpoint.rpartition(":")
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.setblocking(False)
+        sock.settimeout(0)
         sock.bind((source, 0))
         ready = _Ready(sock, latch, deadline)
         _connect(sock, (host, int(port)), ready)

@@ -8,11 +8,10 @@ link means nothing to the next.
 from __future__ import annotations
 
 import enum
-import os
+import functools
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from tmover.comm.frame import Header, Kind
@@ -60,6 +59,8 @@ class Fabric:
         self.fault: Exception | None = None
         """A collective that was wrong, and whose caller could not be told."""
         self.on_broken: OnBroken | None = None
+        self.on_halfway: Callable[[Kind], None] | None = None
+        """Called inside a vote or a barrier, when one peer was told and the others were not."""
         self.groups: dict[str, Running] = {}
         self._identity = Identity(job, secret, uid, address)
         self._rehearsed: tuple[int, int] | None = None
@@ -71,6 +72,8 @@ class Fabric:
         """The world whose barrier this process stands in."""
         self._deferred: list[Loss] = []
         self._retired: list[Peer] = []
+        self._over: list[World] = []
+        """Worlds that were left or given up; nobody waits for them any more once released."""
         self._burnt: set[int] = set()
         self._accused: set[int] = set()
         self._closed = False
@@ -81,7 +84,6 @@ class Fabric:
             on_word=self._on_word,
             on_lost=self._on_lost,
         )
-        _fabrics.add(self)
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -131,8 +133,8 @@ class Fabric:
         """Open what `plan` needs beside what exists, and park it. Collectives may go on meanwhile.
 
         Links to processes of the present world are reused, except those of the pairs in `relink`.
-        Raises `LinkError` naming the peers that could not be reached, and `Interrupted` if the epoch
-        is revoked or rolled back meanwhile. Whatever was prepared before is rolled back.
+        Raises `LinkError` naming the peers that could not be reached, `Interrupted` if the epoch is
+        revoked or rolled back meanwhile. Whatever was prepared before is rolled back.
         """
         with self._preparing:
             world = self._begin(plan, relink)
@@ -165,10 +167,9 @@ class Fabric:
                 raise Interrupted(msg)
             if prepared is not None:
                 self.rollback(prepared.epoch)
-            world = World(
-                plan, uid, burnt=self._burnt, timeout_s=self.timeouts.collective_s
-            )
-            usable = {p.uid: p for p in self._peers() if not p.lost and p.uid not in afresh}
+            world = World(plan, uid, burnt=self._burnt, timeout_s=self.timeouts.collective_s)
+            known = (*self._retired, *self._peers())  # a leaver not released yet may come back
+            usable = {p.uid: p for p in known if not p.lost and p.uid not in afresh}
             world.populate(usable, uid)
             self._prepared = world
         return world
@@ -181,8 +182,8 @@ class Fabric:
     ) -> list[bytes]:
         """Return once every rank of the prepared world stands here; with what each has sent.
 
-        Raises `LinkError` if a link of that world breaks first, `Interrupted` if `revoke(epoch)` comes
-        first. What becomes of links outside of that world is looked at later.
+        Raises `LinkError` if a link of that world breaks first, `Interrupted` if it is revoked.
+        What becomes of links outside of that world is looked at later.
         """
         with self._lock:
             world = self._prepared
@@ -190,13 +191,7 @@ class Fabric:
                 msg = f"epoch {epoch} is not prepared"
                 raise Interrupted(msg)
             self._crossing = world
-        try:
-            return world.meshes[WORLD].everybody(
-                Kind.BARRIER, payload, extra or {}, self.timeouts.barrier_s
-            )
-        except LinkError as error:
-            self.observe(epoch, error.peers, str(error))
-            raise
+        return self._hear_all(world, Kind.BARRIER, payload, extra or {})
 
     def commit(self, epoch: int) -> None:
         """Let every group speak in the prepared world from now on."""
@@ -211,7 +206,9 @@ class Fabric:
             self.epoch, self._rehearsed = epoch, None
             self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
         if before is not None:
-            self._retired += [peer for peer in before.peers.values() if not world.holds(peer)]
+            self._over.append(before)
+            retired = (*self._retired, *before.peers.values())
+            self._retired = [peer for peer in retired if not world.holds(peer)]
             before.revoke(f"epoch {before.epoch} is over")
         gone = [Loss(peer, peer.lost) for peer in world.peers.values() if peer.lost]
         if gone:  # since the barrier
@@ -228,6 +225,7 @@ class Fabric:
                 return
             self._prepared = self._crossing = None
             deferred, self._deferred = self._deferred, []
+            self._over.append(world)
         world.revoke(f"epoch {epoch} was given up")
         self.wiring.wake()
         if world.ready:
@@ -241,7 +239,10 @@ class Fabric:
             if epoch != self.epoch:
                 return
             retired, self._retired = self._retired, []
+            over, self._over = self._over, []
         self.wiring.drop(retired, epoch=epoch)
+        for world in over:
+            world.latch.close()
         known = {peer.uid for peer in self._peers()}
         self.wiring.discard(lambda uid, since: since < epoch and uid not in known)
 
@@ -256,9 +257,9 @@ class Fabric:
             world = self._of(epoch)
             if world is None or world.latch.is_set:
                 return
-            world.revoke(reason)
             if world is self._world:
-                self.mode = Mode.REVOKED
+                self.mode = Mode.REVOKED  # before anybody wakes
+            world.revoke(reason)
             peers = list(world.peers.values())
         self.wiring.wake()
         for peer in peers:
@@ -304,9 +305,7 @@ class Fabric:
 
     # --- votes and collectives --------------------------------------------------------------------
 
-    def exchange(
-        self, payload: bytes, *, extra: Mapping[int, bytes] | None = None
-    ) -> list[bytes]:
+    def exchange(self, payload: bytes, *, extra: Mapping[int, bytes] | None = None) -> list[bytes]:
         """Send `payload` to every rank, followed by what `extra` has for it; return what each sent.
 
         Raises `LinkError` if a link breaks, `Interrupted` if the world is revoked first.
@@ -316,11 +315,38 @@ class Fabric:
         extra = extra or {}
         if self.mode is Mode.SANDBOX:
             return [payload + extra.get(self.rank, b"")] * self.world_size
-        world = self.present()
+        return self._hear_all(self.present(), Kind.VOTE, payload, extra)
+
+    def _hear_all(
+        self, world: World, kind: Kind, payload: bytes, extra: Mapping[int, bytes]
+    ) -> list[bytes]:
+        barrier = kind is Kind.BARRIER
+        timeout_s = self.timeouts.barrier_s if barrier else self.timeouts.collective_s
+        hook = self.on_halfway
+        halfway = None if hook is None else functools.partial(hook, kind)
         try:
-            return world.meshes[WORLD].everybody(
-                Kind.VOTE, payload, extra, self.timeouts.collective_s
-            )
+            return world.meshes[WORLD].everybody(kind, payload, extra, timeout_s, halfway=halfway)
+        except LinkError as error:
+            self.observe(world.epoch, error.peers, str(error))
+            raise
+        except Interrupted as error:
+            self.revoke(world.epoch, str(error))
+            raise
+
+    def hand_on(self, payload: bytes, *, to: int, source: int, epoch: int | None = None) -> bytes:
+        """Send `payload` to rank `to`; return what rank `source` has sent here in the same way.
+
+        In the present world, or in the prepared one of `epoch`; every rank of that world does it.
+        Raises as `exchange` and `barrier` do.
+        """
+        with self._lock:
+            world = self._world if epoch is None else self._prepared
+        if world is None or not world.ready or epoch not in (None, world.epoch):
+            msg = f"epoch {epoch} is not prepared"
+            raise Interrupted(msg)
+        timeout_s = self.timeouts.collective_s if epoch is None else self.timeouts.barrier_s
+        try:
+            return world.meshes[WORLD].hand_on(payload, to=to, source=source, timeout_s=timeout_s)
         except LinkError as error:
             self.observe(world.epoch, error.peers, str(error))
             raise
@@ -346,7 +372,7 @@ class Fabric:
         deadline = time.monotonic() + self.timeouts.collective_s
         for name, group in list(self.groups.items()):
             if not group.settle(max(0.0, deadline - time.monotonic())):
-                msg = f"collectives of group {name} did not end within {self.timeouts.collective_s:g} s"
+                msg = f"collectives of group {name} did not end in time"
                 raise LinkError(msg)
 
     # --- state ------------------------------------------------------------------------------------
@@ -395,8 +421,9 @@ class Fabric:
         for group in list(self.groups.values()):
             group.close()
         with self._preparing:
-            self.wiring.close(self._all_peers())
-        _fabrics.discard(self)
+            self.wiring.close()
+            for world in [*self._worlds(), *self._over]:
+                world.latch.close()
 
     def _worlds(self) -> list[World]:
         return [world for world in (self._world, self._prepared) if world is not None]
@@ -404,23 +431,3 @@ class Fabric:
     def _all_peers(self) -> list[Peer]:
         peers = [peer for world in self._worlds() for peer in world.peers.values()]
         return peers + self._retired
-
-    def close_in_child(self) -> None:
-        """Close the copies of all sockets in a process forked from this one.
-
-        Otherwise a dead rank's links would stay open in the workers of its data loader.
-        """
-        self._closed = True
-        self.wiring.close_in_child(self._all_peers())
-
-
-_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for fabric in list(_fabrics):
-        fabric.close_in_child()
-    _fabrics.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("<BBHIIIQ")
 SEGMENT = 1 << 20
-"""The longest payload of a frame, and so the most that is ever padded out or read to be discarded."""
+"""The longest payload of a frame, so the most that is ever padded out."""
 
 
 class Kind(enum.IntEnum):
@@ -24,6 +24,7 @@ class Kind(enum.IntEnum):
     REVOKE = 4
     BYE = 5
     P2P = 6
+    RECORD = 7
 
 
 class Op(enum.IntEnum):

@@ -20,6 +20,7 @@ from tmover.comm.mesh import Mesh
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
 from tmover.comm.tensors import flat, give_back, reduction_of
+from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.errors import ConfigError, Interrupted, LinkError
 
@@ -32,6 +33,7 @@ def _nothing() -> None:
     """Answer a reduction or a broadcast: the tensor is its own result."""
 
 
+@untraced
 class TmoverGroup(NamedGroup):
     """Runs collectives over the fabric, and answers them where there are no peers."""
 
@@ -104,6 +106,7 @@ class TmoverGroup(NamedGroup):
             fabric.observe(epoch, error.peers, str(error))
             why = str(error)
         except Interrupted as error:
+            fabric.revoke(epoch, str(error))
             why = str(error)
         except Exception as error:  # noqa: BLE001 - a thread's edge: the caller gets it from `wait`
             fabric.fault = error
@@ -165,7 +168,9 @@ class TmoverGroup(NamedGroup):
         """Gather a tensor from all ranks into one."""
         return self.all_gather_single_coalesced([out], [tensor], opts)
 
-    def all_gather_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outs: Tensors, tensors: Tensors, opts: Any = None
+    ) -> Work:
         """Gather each tensor from all ranks into one."""
 
         def live(mesh: Mesh) -> None:
@@ -180,9 +185,7 @@ class TmoverGroup(NamedGroup):
 
         return self._start(outs, live, answer, wait=_waits(opts))
 
-    def allgather_coalesced(
-        self, outs: list[Tensors], tensors: Tensors, opts: Any = None
-    ) -> Work:
+    def allgather_coalesced(self, outs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """Gather several tensors; `outs[r]` are those of rank r."""
         turned = [list(targets) for targets in zip(*outs, strict=True)]
         return self.allgather(turned, tensors, opts)
@@ -210,9 +213,7 @@ class TmoverGroup(NamedGroup):
         """Reduce a tensor over all ranks; each rank gets its part."""
         return self.reduce_scatter_single_coalesced([out], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(
-        self, outs: Tensors, tensors: Tensors, opts: Any
-    ) -> Work:
+    def reduce_scatter_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any) -> Work:
         """Reduce several tensors over all ranks; each rank gets its part of each."""
         reduction = reduction_of(opts.reduceOp)
 
@@ -236,7 +237,9 @@ class TmoverGroup(NamedGroup):
         """Return once every rank has come here."""
         return self._start(None, collectives.barrier, wait=_waits(opts))
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: Any = None) -> None:
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: Any = None
+    ) -> None:
         """Return once every rank has come here."""
         self._start(None, collectives.barrier, wait=True).wait()
 
@@ -305,7 +308,7 @@ class TmoverGroup(NamedGroup):
             if not sizes:
                 return _parts(row, self.size())
             width = row.numel() // max(1, whole.shape[0])
-            return list(row.split([size * width for size in sizes]))
+            return list(torch.split(row, [size * width for size in sizes]))
 
         def live(mesh: Mesh) -> None:
             whole = flat(out)
@@ -313,9 +316,7 @@ class TmoverGroup(NamedGroup):
             collectives.all_to_all(mesh, parts, split(tensor, in_sizes))
             give_back(whole, out)
 
-        return self._start(
-            [out], live, lambda: sandbox.repeat_into(out, tensor), wait=_waits(opts)
-        )
+        return self._start([out], live, lambda: sandbox.repeat_into(out, tensor), wait=_waits(opts))
 
     alltoall_base = all_to_all_single
 

@@ -93,7 +93,7 @@ class Dialer:
 
 
 class Acceptor:
-    """The side that was dialed. Complete when `hello` is set; `refused` says why it came to nothing."""
+    """The side that was dialed. Complete when `hello` is set, over when `refused` says why."""
 
     def __init__(self, secret: bytes, check: Callable[[Hello], str]) -> None:
         self._secret = secret
@@ -123,7 +123,7 @@ class Acceptor:
             return self._read_hello()
         if self.needs > 0:
             return b""
-        return self._answer(self._buffer)
+        return self._answer(self._claimed, self._buffer)
 
     def _read_hello(self) -> bytes:
         start = len(MAGIC) + _SHORT.size
@@ -145,15 +145,14 @@ class Acceptor:
             raise ProtocolError(msg) from error
         return self._nonce + _prove(self._secret, b"listener", self._said, self._nonce)
 
-    def _answer(self, proof: bytes) -> bytes:
-        assert self._claimed is not None
+    def _answer(self, claimed: Hello, proof: bytes) -> bytes:
         expected = _prove(self._secret, b"dialer", self._said, self._nonce)
         if not hmac.compare_digest(proof, expected):
             self.refused = "wrong secret"
         else:
-            self.refused = self._check(self._claimed)
+            self.refused = self._check(claimed)
         if self.refused:
             reason = self.refused.encode()
             return _SHORT.pack(len(reason)) + reason
-        self.hello = self._claimed
+        self.hello = claimed
         return _SHORT.pack(0)

@@ -12,6 +12,7 @@ from tmover.comm.frame import Header, Kind, Op, Stamp
 from tmover.comm.link import Link
 from tmover.comm.tensors import flat, give_back, view
 from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
+from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
 from tmover.errors import ConfigError, ProtocolError
@@ -20,6 +21,7 @@ ANY = -1
 TAG_LIMIT = 1 << 32
 
 
+@untraced
 class Message(Work):
     """A message that was posted; done once `conclude` was called."""
 
@@ -209,5 +211,3 @@ class Inbox:
             message.arrived()
         else:
             message.conclude(error)
-
-

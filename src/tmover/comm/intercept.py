@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from tmover.comm.fabric import Fabric, Mode
@@ -76,7 +77,7 @@ class Interception:
         rank = self.fabric.rank
         if rank not in ranks:
             return None
-        group = TmoverGroup(self.fabric, name, ranks, rank=rank, store=dist.HashStore())
+        group = TmoverGroup(self.fabric, name, ranks, rank=rank, store=HashStore())
         group._set_group_desc(desc or "undefined")
         if timeout is not None:
             group.set_timeout(timeout)
@@ -85,7 +86,7 @@ class Interception:
 
 def install(fabric: Fabric) -> None:
     """Let every process group of this process be one over `fabric`."""
-    global _installed  # noqa: PLW0603 - torch.distributed is global too
+    global _installed
     if _installed is not None:
         msg = "tmover's process groups are installed already"
         raise ConfigError(msg)
@@ -99,7 +100,7 @@ def install(fabric: Fabric) -> None:
 
 def uninstall() -> None:
     """Put torch back as it was, after ending the groups that were made."""
-    global _installed  # noqa: PLW0603
+    global _installed
     if _installed is None:
         return
     if dist.is_initialized():
@@ -111,8 +112,8 @@ def uninstall() -> None:
 def rebind(rank: int) -> None:
     """Let the default group, and every group it is possible for, hold another rank.
 
-    Raises `StateError` if a group of the script has one of the two ranks but not the other: a process
-    that held the new rank from the start would have other groups.
+    Raises `StateError` if a group of the script has one of the two ranks but not the other: whoever
+    held the new rank from the start would have other groups.
     """
     installed = _get()
     groups = installed.fabric.groups
@@ -143,9 +144,7 @@ def _create(options: Any, _backend_options: Any = None) -> TmoverGroup:
     ranks = tuple(range(options.group_size))
     name = str(options.group_id)
     made.memberships[name] = ranks
-    group = DefaultGroup(
-        made.fabric, name, ranks, rank=options.group_rank, store=dist.HashStore()
-    )
+    group = DefaultGroup(made.fabric, name, ranks, rank=options.group_rank, store=HashStore())
     group.set_timeout(options.timeout)
     return group
 
@@ -176,7 +175,7 @@ def _init_process_group(
     made.memberships.clear()
     made.original("init_process_group")(
         "tmover",
-        store=dist.HashStore(),
+        store=HashStore(),
         rank=fabric.rank,
         world_size=fabric.world_size,
         timeout=timeout,

@@ -1,7 +1,7 @@
 """Things that wake a thread in `poll`: a latch once and for ever, a bell again and again.
 
-Their descriptors live as long as anybody holds them, so that no thread can ever wait on a number that
-means something else by now.
+Their descriptors live as long as anybody holds them, unless they are closed: so that no thread can
+ever wait on a number that means something else by now.
 """
 
 from __future__ import annotations
@@ -14,8 +14,18 @@ class _Waker:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
+    def _write(self) -> None:
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        """Close the descriptor, when nobody waits any more; closing twice is harmless."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
-        os.close(self.fd)
+        self.close()
 
 
 class Latch(_Waker):
@@ -34,7 +44,7 @@ class Latch(_Waker):
         """Wake everybody. Only the first reason is kept."""
         if self.reason is None:
             self.reason = reason
-            os.eventfd_write(self.fd, 1)
+            self._write()
 
 
 class Bell(_Waker):
@@ -42,7 +52,7 @@ class Bell(_Waker):
 
     def ring(self) -> None:
         """Wake who waits, or who will wait next."""
-        os.eventfd_write(self.fd, 1)
+        self._write()
 
     def clear(self) -> None:
         """Take note; call before looking at what it was rung for."""

@@ -7,9 +7,9 @@ direction: the sender pads it out before the next one, the reader reads it to it
 from __future__ import annotations
 
 import socket
-from typing import Protocol
 
 from tmover.comm.frame import HEADER, Header, parse
+from tmover.comm.timeouts import Timeouts
 from tmover.errors import LinkError
 
 AHEAD = 64 << 10
@@ -18,26 +18,17 @@ _ZEROS = memoryview(bytes(1 << 18))
 _NOTHING = memoryview(b"")
 
 
-class Life(Protocol):
-    """When a link counts as dead though nobody said so."""
-
-    idle_s: int
-    interval_s: int
-    probes: int
-    unacked_s: float
-
-
-def tune(sock: socket.socket, life: Life) -> None:
+def tune(sock: socket.socket, timeouts: Timeouts) -> None:
     """Make a connected socket fast, nonblocking, and quick to notice a peer that is gone."""
-    sock.setblocking(False)
+    sock.settimeout(0)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, life.idle_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, life.interval_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, life.probes)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(life.unacked_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, timeouts.idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, timeouts.interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, timeouts.probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeouts.unacked_s * 1000))
 
 
 class Link:
@@ -145,7 +136,8 @@ class Link:
         except OSError as error:
             raise self.broken(error) from error
         if count == 0:
-            raise self.broken("closed by the other end")
+            why = "closed by the other end"
+            raise self.broken(why)
         return count
 
     # --- ending -----------------------------------------------------------------------------------

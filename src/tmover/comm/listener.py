@@ -59,7 +59,7 @@ class Listener:
         self._check = check
         self._handshake_s = handshake_s
         self._socket = socket.create_server((address, 0), backlog=1024)
-        self._socket.setblocking(False)
+        self._socket.settimeout(0)
         host, port = self._socket.getsockname()[:2]
         self.endpoint = f"{host}:{port}"
         self._arrived = threading.Condition()
@@ -137,7 +137,7 @@ class Listener:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             sock, _ = self._socket.accept()
-            sock.setblocking(False)
+            sock.settimeout(0)
             deadline = time.monotonic() + self._handshake_s
             visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
             self._visitors.add(visitor)
@@ -198,6 +198,7 @@ class Listener:
         self.discard(lambda _key, _epoch: True)
         self._selector.close()
         self._socket.close()
+        self._wake.close()
 
     def close_in_child(self) -> None:
         """Close this process's copies of the sockets, in a process that was forked from it."""

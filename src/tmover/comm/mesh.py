@@ -23,14 +23,14 @@ class Mesh:
         *,
         epoch: int,
         rank: int,
-        links: Sequence[Link | None],
+        links: Mapping[int, Link],
         latch: Latch,
         burnt: Burnt,
         timeout_s: float,
     ) -> None:
         self.epoch = epoch
         self.rank = rank
-        self.size = len(links)
+        self.size = len(links) + 1
         self.latch = latch
         self.timeout_s = timeout_s
         self._links = links
@@ -47,9 +47,7 @@ class Mesh:
 
     def link(self, rank: int) -> Link:
         """Return the link to another rank."""
-        link = self._links[rank]
-        assert link is not None, f"no link to rank {rank}"
-        return link
+        return self._links[rank]
 
     def scratch(self, size: int) -> torch.Tensor:
         """Return at least `size` bytes of memory, the same again until more is asked for."""
@@ -58,9 +56,19 @@ class Mesh:
         return self._scratch
 
     def everybody(
-        self, kind: Kind, payload: bytes, extra: Mapping[int, bytes], timeout_s: float
+        self,
+        kind: Kind,
+        payload: bytes,
+        extra: Mapping[int, bytes],
+        timeout_s: float,
+        *,
+        halfway: Callable[[], None] | None = None,
     ) -> list[bytes]:
-        """Send `payload` to all, with what `extra` has for each; return what each rank sent here."""
+        """Send `payload` to all, with what `extra` has for each; return what each rank sent here.
+
+        `halfway` is called when one peer has been told and the others have not: the moment at which
+        a fault is hardest to get right.
+        """
         self._seq += 1
         seq = 0 if kind is Kind.BARRIER else self._seq
         sends, receives = [], {}
@@ -70,11 +78,24 @@ class Mesh:
             stamp = Stamp(kind, Op.NONE, 0, self.epoch, seq, len(data))
             sends.append(Send(link, stamp, memoryview(data)))
             receives[rank] = Collect(link, stamp, self._burnt)
+        if halfway is not None:
+            transfer(sends[:1], [], self.latch, timeout_s)
+            halfway()
+            sends = sends[1:]
         transfer(sends, list(receives.values()), self.latch, timeout_s)
         own = payload + extra.get(self.rank, b"")
         return [
             own if rank == self.rank else bytes(receives[rank].data) for rank in range(self.size)
         ]
+
+    def hand_on(self, payload: bytes, *, to: int, source: int, timeout_s: float) -> bytes:
+        """Send `payload` to one rank; return what another one has sent here."""
+        self._seq += 1
+        stamp = Stamp(Kind.RECORD, Op.NONE, 0, self.epoch, self._seq, len(payload))
+        received = Collect(self.link(source), stamp, self._burnt)
+        send = Send(self.link(to), stamp, memoryview(payload))
+        transfer([send], [received], self.latch, timeout_s)
+        return bytes(received.data)
 
     def send(self, stamp: Stamp, rank: int, data: memoryview) -> Send:
         """Return a message to `rank`."""

@@ -1,4 +1,4 @@
-"""Who a process group is: torch 2.13 has no place for that in a group without a registered backend."""
+"""Who a process group is: torch has no place for that in a group without a registered backend."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 from torch import distributed as dist
 
 from tmover.comm.fabric import Fabric
+from tmover.comm.untraced import untraced
 
 _Base: Any = dist.ProcessGroup
 
 
+@untraced
 class NamedGroup(_Base):  # type: ignore[misc] # torch's stubs know only the C++ class's overloads
     """A group of ranks; `ranks` are those of the world, in the group's order."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tmover.comm.dial import dial
 from tmover.comm.handshake import Hello
 from tmover.comm.latch import Latch
-from tmover.comm.link import Life, Link, tune
+from tmover.comm.link import Link, tune
 from tmover.comm.listener import Key, Listener
+from tmover.comm.timeouts import Timeouts
 from tmover.comm.world import Lane, Peer, Wanted
 from tmover.errors import LinkError
 
@@ -40,41 +42,62 @@ def hello_to(uid: str, lane: Lane, epoch: int, own: Identity) -> Hello:
 class Opener:
     """Opens links for one process, and counts them."""
 
-    def __init__(self, identity: Identity, listener: Listener, life: Life) -> None:
+    def __init__(self, identity: Identity, listener: Listener, timeouts: Timeouts) -> None:
         self._identity = identity
         self._listener = listener
-        self._life = life
+        self._timeouts = timeouts
         self.opened = 0
+        self.links: weakref.WeakSet[Link] = weakref.WeakSet()
+        """All that are in anybody's hands."""
 
     def open_all(
         self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
     ) -> None:
         """Open every link in `wanted`, first those this process dials.
 
-        What was opened stays in its peer's `lanes`. Raises one `LinkError` that names every peer that
-        could not be reached.
+        What was opened stays in its peer's `lanes`. Raises one `LinkError` that names every peer
+        that could not be reached.
         """
         deadline = time.monotonic() + timeout_s
         errors: list[LinkError] = []
-        dials = sorted(wanted, key=lambda want: self._dials(want.peer), reverse=True)
-        for want in dials:
+        for want in sorted(wanted, key=lambda want: self._dials(want.peer), reverse=True):
             if any(want.peer.uid in error.peers for error in errors):
                 continue
             try:
-                self.open(want, epoch=epoch, latch=latch, deadline=deadline)
+                if self._dials(want.peer):
+                    self.dial(want, epoch=epoch, latch=latch, deadline=deadline)
+                else:
+                    self._await(want, latch=latch, deadline=deadline)
             except LinkError as error:
                 errors.append(error)
         if errors:
             raise _joined(errors)
 
-    def open(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
-        """Open one link."""
-        if self._dials(want.peer):
-            return self.dial(want, epoch=epoch, latch=latch, deadline=deadline)
+    def open_ahead(
+        self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
+    ) -> None:
+        """Open what the world itself needs, and of the groups' links what is to be had.
+
+        A peer may know fewer groups than this process, or more: nobody waits for those here.
+        """
+        wants = list(wanted)
+        needed = [want for want in wants if not want.lane.group or self._dials(want.peer)]
+        self.open_all(needed, epoch=epoch, latch=latch, timeout_s=timeout_s)
+        for want in wants:
+            if want.lane not in want.peer.lanes:
+                self.pick_up(want, want.lane)
+
+    def pick_up(self, want: Wanted, lane: Lane) -> Link | None:
+        """Take a link that has arrived for `lane`, if it has, and keep it as what is wanted."""
+        key = Key(lane.group, lane.use, want.peer.uid)
+        sock = self._listener.glance(key, since=want.peer.since)
+        return None if sock is None else self._adopt(sock, want)
+
+    def _await(self, want: Wanted, *, latch: Latch, deadline: float) -> Link:
         peer, lane = want
         key = Key(lane.group, lane.use, peer.uid)
         sock = self._listener.take(key, since=peer.since, latch=latch, deadline=deadline)
-        return self.adopt(sock, want)
+        return self._adopt(sock, want)
 
     def dial(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
         """Open one link by dialing, whichever uid is the larger."""
@@ -88,14 +111,15 @@ class Opener:
             latch=latch,
             deadline=deadline,
         )
-        return self.adopt(sock, want)
+        return self._adopt(sock, want)
 
-    def adopt(self, sock: socket.socket, want: Wanted) -> Link:
+    def _adopt(self, sock: socket.socket, want: Wanted) -> Link:
         """Make a link of a connection that has passed its handshake."""
-        tune(sock, self._life)
+        tune(sock, self._timeouts)
         link = Link(sock, want.peer.uid)
         want.peer.lanes[want.lane] = link
         self.opened += 1
+        self.links.add(link)
         return link
 
     def _dials(self, peer: Peer) -> bool:

@@ -1,8 +1,8 @@
 """Send and receive between two ranks of a group, with tags, in any order.
 
-One thread per group, started with its first message, moves them all; so two ranks that both send first
-do not wait for each other. A sender dials a link of its own to each receiver: neither has to wait until
-the other one thinks of it.
+One thread per group, started with its first message, moves them all; so two ranks that both send
+first do not wait for each other. A sender dials a link of its own to each receiver: neither has to
+wait until the other one thinks of it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Post:
         self._bell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        self._bell.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -90,6 +91,7 @@ class Post:
                 self._fabric.observe(self._epoch(), error.peers, str(error))
                 self._give_up(str(error))
             except Interrupted as error:
+                self._fabric.revoke(self._epoch(), str(error))
                 self._give_up(str(error))
             except ProtocolError as error:
                 self._fabric.fault = error
@@ -171,9 +173,7 @@ class Post:
             self._inboxes[rank].put(message.tag, bytearray(data))
             return True
         if rank not in self._sends:
-            link = self._fabric.wiring.outgoing(
-                world, peer, self._name, deadline=message.deadline
-            )
+            link = self._fabric.wiring.outgoing(world, peer, self._name, deadline=message.deadline)
             stamp = Stamp(Kind.P2P, Op.NONE, 0, world.epoch, message.tag, len(data))
             self._sends[rank] = Send(link, stamp, data)
         if not self._sends[rank].step():

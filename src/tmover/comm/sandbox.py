@@ -40,7 +40,7 @@ def take(out: torch.Tensor, tensors: Sequence[torch.Tensor], rank: int) -> None:
 
 def take_from(out: torch.Tensor, tensor: torch.Tensor, rank: int) -> None:
     """Answer a scattering out of one tensor."""
-    take(out, tensor.detach().reshape(-1).split(max(1, out.numel())), rank)
+    take(out, torch.split(tensor.detach().reshape(-1), max(1, out.numel())), rank)
 
 
 def pair(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:

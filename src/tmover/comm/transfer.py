@@ -116,8 +116,8 @@ class Receive:
             raise ProtocolError(msg)
 
     def _difference(self, head: Header) -> str:
-        same = head[:2] + head[3:] == (*self._stamp[:2], *self._stamp[3:5], head.length, head.total)
-        return " of another type or reduction" if same else ""
+        alike = self._stamp._replace(detail=head.detail).matches(head)
+        return " of another type or reduction" if alike else ""
 
     def _fits(self, head: Header) -> bool:
         length = min(SEGMENT, self._size - self._offset)
@@ -187,8 +187,8 @@ def transfer(
         if outgoing or incoming:
             _wait(outgoing, incoming, latch, timeout_s)
     except BaseException:
-        for moving in (*sends, *receives):
-            moving.link.abandon()
+        for link in [send.link for send in sends] + [receive.link for receive in receives]:
+            link.abandon()
         raise
 
 
@@ -228,9 +228,7 @@ def _watch(poller: select.poll, fd: int, mask: int) -> None:
         poller.unregister(fd)
 
 
-def _late(
-    outgoing: dict[int, Send], incoming: dict[int, Receive], timeout_s: float
-) -> LinkError:
-    links = [moving.link for moving in (*outgoing.values(), *incoming.values())]
+def _late(outgoing: dict[int, Send], incoming: dict[int, Receive], timeout_s: float) -> LinkError:
+    links = [send.link for send in outgoing.values()] + [item.link for item in incoming.values()]
     peers = tuple(sorted({link.peer for link in links}))
     return LinkError(f"nothing from {', '.join(peers)} within {timeout_s:g} s", peers)

@@ -59,6 +59,7 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._epoll.close()
+        self._wake.close()
 
     def close_in_child(self) -> None:
         """Close this process's copy of the poller, in a process that was forked from it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tmover.comm.dial import dial
@@ -40,6 +42,7 @@ class Wiring:
         )
         self._opener = Opener(identity, self._listener, timeouts)
         self._watch = Watch(on_word=on_word, on_lost=on_lost)
+        _wirings.add(self)
 
     @property
     def endpoint(self) -> str:
@@ -59,8 +62,8 @@ class Wiring:
 
     def open(self, world: World, groups: Mapping[str, Running], *, timeout_s: float) -> None:
         """Open the links to fresh peers, and listen to what they say."""
-        self._opener.open_all(
-            list(world.wanted(groups)),
+        self._opener.open_ahead(
+            world.wanted(groups),
             epoch=world.epoch,
             latch=world.latch,
             timeout_s=timeout_s,
@@ -87,12 +90,7 @@ class Wiring:
     def incoming(self, peer: Peer, group: str) -> Link | None:
         """Return the link for this group's messages from a peer, if that has opened it yet."""
         sent, received = message_lanes(group)
-        if received not in peer.lanes:
-            sock = self._listener.glance(Key(group, sent.use, peer.uid), since=peer.since)
-            if sock is None:
-                return None
-            self._opener.adopt(sock, Wanted(peer, received))
-        return peer.lanes[received]
+        return peer.lanes.get(received) or self._opener.pick_up(Wanted(peer, received), sent)
 
     def on_message_link(self, group: str, callback: Callable[[], None]) -> None:
         """Call back when somebody has opened a link for this group's messages."""
@@ -128,6 +126,7 @@ class Wiring:
 
     def _hand_out(self, sock: socket.socket, world: World | None) -> socket.socket:
         sock.settimeout(self._timeouts.state_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if world is not None:
             world.handoffs.add(sock)
         return sock
@@ -145,16 +144,32 @@ class Wiring:
         """Close arrived links that nobody took, if `unwanted(uid, epoch)` says so."""
         self._listener.discard(lambda key, epoch: unwanted(key.peer, epoch))
 
-    def close(self, peers: Iterable[Peer]) -> None:
-        """End the threads and close every socket, those of `peers` too."""
+    def close(self) -> None:
+        """End the threads and close every socket."""
         self._watch.close()
         self._listener.close()
-        for peer in peers:
-            peer.close()
+        for link in list(self._opener.links):
+            link.close()
+        _wirings.discard(self)
 
-    def close_in_child(self, peers: Iterable[Peer]) -> None:
-        """Close the copies of all sockets in a process forked from this one."""
+    def close_in_child(self) -> None:
+        """Close the copies of all sockets in a process forked from this one.
+
+        Otherwise a dead rank's links would stay open in the workers of its data loader.
+        """
         self._listener.close_in_child()
         self._watch.close_in_child()
-        for peer in peers:
-            peer.close()
+        for link in list(self._opener.links):
+            link.close()
+
+
+_wirings: weakref.WeakSet[Wiring] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for wiring in list(_wirings):
+        wiring.close_in_child()
+    _wirings.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

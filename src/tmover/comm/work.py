@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from tmover.comm.untraced import untraced
 from tmover.errors import LinkError
 
 
+@untraced
 class Work(dist.Work):
     """A collective that is under way, or done.
 
@@ -73,7 +75,8 @@ class Work(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = future = torch.futures.Future()
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            self._future = future
             done = self._done
         if done:
             future.set_result(self._result)

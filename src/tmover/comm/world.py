@@ -101,9 +101,7 @@ class Wanted(NamedTuple):
 class World:
     """Who holds which rank, as one process sees it; its own `rank` is None if it holds none."""
 
-    def __init__(
-        self, plan: Plan, uid: str, *, burnt: Collection[int], timeout_s: float
-    ) -> None:
+    def __init__(self, plan: Plan, uid: str, *, burnt: Collection[int], timeout_s: float) -> None:
         self.plan = plan
         self.epoch = plan.epoch
         self.rank = plan.rank_of(uid)
@@ -136,14 +134,17 @@ class World:
         return any(peer is own for own in list(self.peers.values()))
 
     def wanted(self, groups: Mapping[str, Running]) -> Iterator[Wanted]:
-        """Return the links to fresh peers that this world and these groups need."""
+        """Return the links to fresh peers that this world and these groups need.
+
+        The control link comes last: once it is there, all that the peer has dialed is.
+        """
         for rank, peer in self.peers.items():
             if any(peer is fresh for fresh in self.fresh):
-                yield Wanted(peer, CONTROL)
-                yield Wanted(peer, VOTE)
                 for name, group in groups.items():
                     if rank in group.ranks and self.rank in group.ranks:
                         yield Wanted(peer, data_lane(name))
+                yield Wanted(peer, VOTE)
+                yield Wanted(peer, CONTROL)
 
     def lacking(self, name: str, group: Running) -> list[Wanted]:
         """Return the links that the group's mesh still lacks."""
@@ -163,11 +164,11 @@ class World:
         return self._make(name, data_lane(name), group.ranks)
 
     def _make(self, name: str, lane: Lane, ranks: tuple[int, ...]) -> Mesh:
-        links = [None if rank == self.rank else self.peers[rank].lanes[lane] for rank in ranks]
+        others = {place: rank for place, rank in enumerate(ranks) if rank != self.rank}
         mesh = self.meshes[name] = Mesh(
             epoch=self.epoch,
-            rank=links.index(None),
-            links=links,
+            rank=next(place for place in range(len(ranks)) if place not in others),
+            links={place: self.peers[rank].lanes[lane] for place, rank in others.items()},
             latch=self.latch,
             burnt=self.burnt,
             timeout_s=self._timeout_s,

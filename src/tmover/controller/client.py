@@ -191,7 +191,8 @@ class Channel:
         except zmq.ZMQError as error:
             self.close()
             path = self._state / ADDRESS_FILE
-            msg = f"{path}: cannot connect to {self.address}: {error.strerror}"
+            why = zmq.strerror(error.errno or 0).lower()
+            msg = f"{path}: cannot connect to {self.address}: {why}"
             raise ConfigError(msg) from error
 
 

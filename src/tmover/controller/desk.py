@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tmover.controller.journal import Effect, Entry, Journal, Settled
 from tmover.core.events import (
     Action,
+    AnyEvent,
     DeadlinePassed,
     EndNode,
     Joined,
@@ -31,6 +32,7 @@ from tmover.errors import JournalError
 logger = logging.getLogger(__name__)
 
 NOTES_KEPT = 20
+Decide = Callable[[Job, AnyEvent], tuple[Job, list[Action]]]
 
 
 class Ledger:
@@ -48,9 +50,10 @@ class Ledger:
 class Desk:
     """All jobs of this controller."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, decide: Decide = decide) -> None:
         """Take over what is in the journal. Raises `JournalError`."""
         self._journal = journal
+        self._decide = decide
         self.ledgers: dict[str, Ledger] = {}
         for job in journal.jobs():
             entries = journal.replay(job)
@@ -101,7 +104,7 @@ class Desk:
             # what has not come until now is ordered anew
             ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
         try:
-            ledger.job, actions = decide(ledger.job, entry)
+            ledger.job, actions = self._decide(ledger.job, entry)
         except Exception:  # one job's trouble is not the others'
             logger.exception("job %s stays as it was after %s", entry.job, entry)
             return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from tmover.controller.desk import Ledger
 from tmover.controller.journal import Effect, Settled
 from tmover.core.events import EndNode, OrderNode
+from tmover.core.phase import Stage
 from tmover.errors import SchedulerError
 from tmover.scheduler.interface import Scheduler
 
@@ -97,13 +98,15 @@ class Errands:
 def _is_wanted(ledger: Ledger, effect: Effect) -> bool:
     """Return whether the job still waits for it.
 
-    An order is moot once enough standbys came; a fence, once the job has an agent there again.
+    An order is moot once enough standbys came or the job has ended; a fence, once the job has an
+    agent there again.
     """
+    job = ledger.job
     if effect not in ledger.effects:
         return False
     if isinstance(effect, OrderNode):
-        return ledger.job.ordered.nodes > 0
-    return all(agent.node != effect.node for agent in ledger.job.agents.values())
+        return job.ordered.nodes > 0 and job.phase.stage is not Stage.ENDED
+    return all(agent.node != effect.node for agent in job.agents.values())
 
 
 def _key(effect: Effect) -> Hashable:

@@ -52,7 +52,7 @@ class Gate:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
             self.close()
-            msg = f"cannot listen on {bind}: {error.strerror.lower()}"
+            msg = f"cannot listen on {bind}: {zmq.strerror(error.errno or 0).lower()}"
             if error.errno == zmq.EADDRINUSE:
                 msg += "; choose another with --bind, or port 0 for a free one"
             raise ConfigError(msg) from error

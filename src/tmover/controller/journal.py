@@ -88,6 +88,8 @@ class Journal:
         entries = [_read(path, number, line, job) for number, line in enumerate(lines, start=1)]
         if rest:
             logger.warning("dropped the torn last line %s of %s", len(lines) + 1, path)
+        if job in self._files:
+            self._files[job].close()
         size = len(data) - len(rest)
         self._files[job] = _File(path, size=size, lines=len(lines), torn=bool(rest))
         return entries

@@ -190,19 +190,25 @@ class Controller:
     def _entry(self, item: Item) -> Entry | None:
         """Return what the journal is to hold of `item`. Raises `Refused` or `ConfigError`."""
         if not isinstance(item, Said):
-            return self._stamp(item)
+            job = self._desk.ledgers[item.job].job
+            is_late = job.phase.stage is Stage.ENDED and not isinstance(item, Settled)
+            return None if is_late else self._stamp(item)
         message = item.message
+        if not isinstance(message, wire.Heartbeat):
+            logger.debug("heard %s", message)
         if isinstance(message, Event):
             if message.job not in self._desk.ledgers:
                 raise Refused(_unknown(message.job))
+            if isinstance(message, Joined):
+                keys.read_secret(self._state, message.job)  # without it nobody can be greeted
             return self._stamp(message)
         if isinstance(message, wire.SubmitRequest):
             event = requests.submitted(message, self._desk.new_id())
             keys.make_secret(self._state, event.job)
             return self._stamp(event)
         if isinstance(message, (wire.MoveRequest, wire.CancelRequest)):
-            job = requests.choose(self._desk.ledgers, message.job)
-            return self._stamp(requests.event(self._status(job), message))
+            name = requests.choose(self._desk.ledgers, message.job)
+            return self._stamp(requests.event(self._status(name), message))
         return None
 
     def _carry_out(self, work: Work, failed: Container[str]) -> None:
@@ -258,12 +264,7 @@ class Controller:
         if entry is None:
             return
         who = Who(message.job, message.agent)
-        try:
-            secret = keys.read_secret(self._state, message.job)
-        except ConfigError as error:
-            logger.error("cannot greet %s: %s", who.agent, error)
-            self._gate.send(route, wire.RefusedReply(text=str(error)))
-            return
+        secret = keys.read_secret(self._state, message.job)
         self._presence.join(who, message.node, route, time.monotonic())
         greeting = wire.Greeting(job=who.job, agent=who.agent, boot=self._boot, secret=secret)
         self._gate.send(route, greeting)

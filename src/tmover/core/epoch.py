@@ -42,9 +42,12 @@ def call_off(draft: Draft, move: Move, why: str, *, counts: bool = False) -> Non
     draft.note(f"the move to epoch {move.epoch} is called off: {why}")
     for name in draft.living([*job.slots, *move.joiners]):
         draft.do(Abort(job=job.name, agent=name, epoch=move.epoch, reason=why))
-    draft.set(phase=Training(), reports=_only(job.reports, {job.in_force}))
-    for node in [job.agents[a].node for a in draft.living(move.leavers.values())] if counts else []:
-        _count_attempt(draft, node)
+    draft.set(phase=Training(), reports=_only(job.reports, {job.in_force}), verified=frozenset())
+    if counts:
+        for name in draft.living(move.joiners):
+            draft.put(job.agents[name], failures=job.agents[name].failures + 1)
+        for name in draft.living(move.leavers.values()):
+            _count_attempt(draft, job.agents[name].node)
 
 
 def revoke(draft: Draft, epochs: tuple[int, ...], why: str, move: Move | None = None) -> None:
@@ -94,7 +97,7 @@ def accuse(draft: Draft, event: Broken) -> None:
     job = draft.job
     if not _belongs(job, event.worker, event.epoch):
         return
-    peers = [peer for peer in event.peers if peer in _workers(job, event.epoch)]
+    peers = sorted(_workers(job, event.epoch).intersection(event.peers) - {event.worker})
     why = f"{event.worker} lost its link to {', '.join(event.peers) or 'nobody it could name'}"
     loss = suspect(draft, event.epoch, why)
     if loss is None:
@@ -108,6 +111,7 @@ def accuse(draft: Draft, event: Broken) -> None:
     loss = dataclasses.replace(loss, accusations=loss.accusations + new)
     is_news = bool(blame.unexplained(new, living(draft.job, loss)))
     if isinstance(draft.job.phase, Reporting) and is_news:
+        draft.note(f"late accusations are heard: {why}")
         draft.arm(Wait.ACCUSE, loss.epochs[-1])
         draft.set(phase=Accusing(loss=loss))
     else:
@@ -153,6 +157,7 @@ def settle_blame(draft: Draft, loss: Loss, *, time_is_up: bool = False) -> None:
         loss.accusations, left
     )
     if time_is_up or is_explained:
+        draft.note(f"{len(left)} survivors are to report where they stand")
         draft.set(phase=Reporting(loss=loss))
 
 

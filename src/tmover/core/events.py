@@ -1,12 +1,12 @@
 """What can happen to a job, and what the controller can have done about it.
 
-One definition serves as wire message, journal record and test literal: every value is frozen, tagged
-and encodable. Events are facts, orders are what the controller asks of an agent and its workers, and
-effects are what the controller does itself.
+One definition serves as wire message, journal record and test literal: every value is frozen,
+tagged and encodable. Events are facts, orders are what the controller asks of an agent and its
+workers, and effects are what the controller does itself.
 
-Three names recur. An *agent* is one `tmover run`, named by its node and a random part, so that a node
-that comes back is another agent. A *worker* is one rank's process, `agent/local_rank`. A *step* is the
-index of a training step; the step of a rank is the last one it applied, -1 before the first.
+Three names recur. An *agent* is one `tmover run`, named by its node and a random part, so that a
+node that comes back is another agent. A *worker* is one rank's process, `agent/local_rank`. A *step*
+is the index of a training step; the step of a rank is the last one it applied, -1 before the first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Launched(Event, frozen=True, kw_only=True):
 
 
 class Looping(Event, frozen=True, kw_only=True):
-    """A worker of the job has entered its training loop; `schema` digests what it tracks, by name."""
+    """A worker of the job has entered its loop; `schema` digests what it tracks, by name."""
 
     worker: str
     launch: int
@@ -159,7 +159,10 @@ class Broken(Event, frozen=True, kw_only=True):
 
 
 class Reported(Event, frozen=True, kw_only=True):
-    """Where a worker stands after `of` was revoked; it can pass no vote or barrier of `of` any more."""
+    """Where a worker stands after `of` was revoked: nothing of `of` can pass there any more.
+
+    It answers every `Revoke`, each time, whether or not the worker had a part in that epoch.
+    """
 
     worker: str
     of: int
@@ -341,7 +344,10 @@ AnyOrder = Union[Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Done, Prob
 
 
 class ArmDeadline(Record, frozen=True, kw_only=True):
-    """Feed `DeadlinePassed(wait, epoch)` after the configured time for `wait`."""
+    """Feed `DeadlinePassed(wait, epoch)` after the configured time for `wait`.
+
+    Asking again for the same one begins its time anew.
+    """
 
     wait: Wait
     epoch: int

@@ -93,8 +93,6 @@ def finish(draft: Draft) -> None:
 def restart(draft: Draft, why: str) -> None:
     """Start all workers afresh on the same slots; standbys take the slots of the lost."""
     job = draft.job
-    if not job.vacant() and stumbled(draft):
-        return
     draft.note(f"{why}: all workers start afresh")
     for name in draft.living(job.unreleased.values()):
         draft.dismiss(name, RELEASED)
@@ -105,6 +103,7 @@ def restart(draft: Draft, why: str) -> None:
         reports={},
         schemas={},
         finished=frozenset(),
+        verified=frozenset(),
         floor=None,
     )
     for slot, name in enumerate(job.slots):

@@ -131,9 +131,10 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
         case Exited(code=code, reason=reason):
             was_carried_along = not agent.is_ready and epochs.loss_of(job) is not None
             is_error = is_own_error(code) and not was_carried_along
-            mute = job.workers([agent.name])
+            mute = set(job.workers([agent.name]))
             draft.put(agent, exit=Exit(code, reason, is_error), failures=agent.failures + 1)
-            draft.set(reports={key: r for key, r in job.reports.items() if key[0] not in mute})
+            reports = {key: report for key, report in job.reports.items() if key[0] not in mute}
+            draft.set(reports=reports, verified=job.verified - mute)
 
 
 def _hear_outside(
@@ -182,7 +183,7 @@ def _hear_worker(
             epochs.report(draft, event)
         case Answered():
             epochs.answer(draft, event)
-        case Finished(worker=worker):
+        case Finished(worker=worker) if not isinstance(draft.job.phase, Forming):
             rank = draft.job.rank_of(worker)
             if rank is not None:
                 draft.set(finished=draft.job.finished | {rank})
@@ -337,7 +338,9 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
             ]
             if any(agent == w.rpartition("/")[0] for pair in loss.accusations for w in pair):
                 orders.append(Probe(job=name, agent=agent, probe=loss.epochs[0]))
-        case Recovering(step=step, sources=sources, relink=relink) if plan is not None:
+        case Recovering(step=step, sources=sources, relink=relink) if (
+            plan is not None and agent in job.slots
+        ):
             orders = [
                 Assign(
                     job=name,

@@ -18,13 +18,23 @@ from tmover.core.events import (
     Entered,
     MoveRequested,
     Passed,
+    Plan,
     Prepare,
     Prepared,
     PrepareFailed,
     Verified,
     Wait,
 )
-from tmover.core.phase import Armed, Move, Preparing, Recovering, Switching, Training
+from tmover.core.phase import (
+    Accusing,
+    Armed,
+    Move,
+    Preparing,
+    Recovering,
+    Reporting,
+    Switching,
+    Training,
+)
 from tmover.core.roster import Job, Request
 
 # --- what is heard --------------------------------------------------------------------------------
@@ -58,27 +68,24 @@ def prepare_failed(draft: Draft, event: PrepareFailed) -> None:
 
 
 def progress(draft: Draft, event: Entered | Verified | Passed) -> None:
-    """Note how far a worker has come in a switch."""
+    """Note how far a worker has come in a switch. Verified counts even if it is revoked by now."""
     job, phase = draft.job, draft.job.phase
+    if job.agent_of(event.worker) is None:
+        return
     if isinstance(phase, Armed) and event.epoch == phase.move.epoch:
         if event.worker not in _to_prepare(job, phase.move):
             return
         phase = Switching(move=phase.move)
+        draft.set(phase=phase)
+        draft.note(f"all switch to epoch {event.epoch} after step {event.step}")
         draft.arm(Wait.SWITCH, event.epoch)
-    if isinstance(phase, Switching):
-        plan = phase.move.plan
-    elif isinstance(phase, Recovering) and job.plan is not None:
-        plan = job.plan
-    else:
+    plan = _crossing(job, event.epoch)
+    if plan is None or plan.rank_of(event.worker) is None:
         return
-    if event.epoch != plan.epoch or job.agent_of(event.worker) is None:
-        return
-    if plan.rank_of(event.worker) is not None:
-        if isinstance(event, Passed):
-            phase = dataclasses.replace(phase, passed=phase.passed | {event.worker})
-        elif isinstance(event, Verified):
-            phase = dataclasses.replace(phase, verified=phase.verified | {event.worker})
-    draft.set(phase=phase)
+    if isinstance(event, Verified):
+        draft.set(verified=job.verified | {event.worker})
+    elif isinstance(event, Passed) and isinstance(phase, Switching | Recovering):
+        draft.set(phase=dataclasses.replace(phase, passed=phase.passed | {event.worker}))
 
 
 # --- what follows from it -------------------------------------------------------------------------
@@ -135,7 +142,7 @@ def advance_armed(draft: Draft, move: Move) -> None:
 def advance_switching(draft: Draft, phase: Switching) -> None:
     """Finish the move when all have passed, or revoke what can no longer be."""
     job, move = draft.job, phase.move
-    handed_over = phase.verified.issuperset(move.sources)
+    handed_over = job.verified.issuperset(move.sources)
     lost = [slot for slot in job.vacant() if not (handed_over and slot in move.leavers)]
     if lost:
         why = (
@@ -180,6 +187,7 @@ def complete(draft: Draft) -> None:
     for name in (*job.slots, *leavers):
         draft.do(Done(job=job.name, agent=name, epoch=epoch))
     draft.set(phase=Training(), unreleased={}, reports={}, floor=None, stumbles=0)
+    draft.set(verified=frozenset())
     draft.note(f"all ranks have passed into epoch {epoch}")
     for name in leavers:
         draft.dismiss(name, RELEASED)
@@ -213,3 +221,12 @@ def _prepare(draft: Draft, slots: tuple[str, ...], leavers: dict[int, str]) -> N
 def _to_prepare(job: Job, move: Move) -> list[str]:
     """Return the workers that have a part in the move: members, the leavers too, and joiners."""
     return job.workers([*job.slots, *move.joiners])
+
+
+def _crossing(job: Job, epoch: int) -> Plan | None:
+    """Return the plan of `epoch` if ranks may be on their way into it, or were when it broke."""
+    planned = standby.move_of(job)
+    if planned is not None and epoch == planned.epoch:
+        return planned.plan
+    is_assigned = isinstance(job.phase, Recovering | Accusing | Reporting)
+    return job.plan if is_assigned and epoch == job.in_force else None

@@ -131,8 +131,6 @@ class Switching:
 
     stage: ClassVar[Stage] = Stage.SWITCHING
     move: Move
-    verified: frozenset[str] = frozenset()
-    """Joining workers that hold the state."""
     passed: frozenset[str] = frozenset()
     """Workers that train in the new world."""
 
@@ -170,7 +168,6 @@ class Recovering:
     sources: Mapping[str, str]
     """Who sends its state, by receiving worker."""
     relink: tuple[tuple[str, str], ...]
-    verified: frozenset[str] = frozenset()
     passed: frozenset[str] = frozenset()
 
 

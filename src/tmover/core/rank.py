@@ -74,7 +74,9 @@ class Rank:
 
 
 def start(rank: Rank, epoch: int) -> Rank:
-    """Return the rank in its first world."""
+    """Return the rank in its first world, unless it has one or that epoch is over already."""
+    if rank.epoch or epoch in rank.revoked:
+        return rank
     return dataclasses.replace(rank, epoch=epoch)
 
 
@@ -86,7 +88,7 @@ def arm(rank: Rank, epoch: int) -> Rank:
 
 
 def revoke(rank: Rank, epoch: int) -> Rank:
-    """Return the rank after `epoch` was revoked. Revoking twice, or an old epoch, changes nothing."""
+    """Return the rank after `epoch` was revoked. An old epoch, or a second time, changes nothing."""
     if epoch < rank.epoch or epoch in rank.revoked:
         return rank
     armed = 0 if rank.armed == epoch else rank.armed
@@ -105,7 +107,7 @@ def cast(rank: Rank, step: int, *, good: bool) -> tuple[Rank, Vote]:
 
 
 def tally(rank: Rank, votes: Sequence[Vote]) -> tuple[Rank, Verdict, int]:
-    """Return the rank after hearing every vote of its world, the verdict, and the epoch to switch to.
+    """Return the rank after hearing every vote of its world, the verdict, the epoch to switch to.
 
     Everybody hears the same votes, so everybody that passes agrees on the switch. `votes` holds one
     vote per rank, this rank's included. Raises `ProtocolError` if ranks voted on different steps.
@@ -133,19 +135,27 @@ def leave(rank: Rank, epoch: int) -> tuple[Rank, Verdict]:
     """Return the rank after every member's barrier message of `epoch` has come, and the verdict."""
     if rank.entered != epoch or epoch in rank.revoked:
         return rank, Verdict.BROKEN
-    revoked = frozenset(e for e in rank.revoked if e > epoch)
-    return dataclasses.replace(rank, epoch=epoch, entered=0, doubt=None, revoked=revoked), (
-        Verdict.PASSED
+    passed = dataclasses.replace(
+        rank,
+        epoch=epoch,
+        entered=0,
+        doubt=None,
+        armed=rank.armed if rank.armed > epoch else 0,
+        revoked=frozenset(e for e in rank.revoked if e > epoch),
     )
+    return passed, Verdict.PASSED
 
 
 def abort(rank: Rank, epoch: int) -> Rank:
     """Return the rank back in its old world. A barrier entered and not revoked stays in doubt."""
     if rank.entered == epoch and epoch not in rank.revoked:
         return rank
-    entered = 0 if rank.entered == epoch else rank.entered
-    armed = 0 if rank.armed == epoch else rank.armed
-    return dataclasses.replace(rank, entered=entered, armed=armed, revoked=rank.revoked | {epoch})
+    return dataclasses.replace(
+        rank,
+        entered=0 if rank.entered == epoch else rank.entered,
+        armed=0 if rank.armed == epoch else rank.armed,
+        revoked=rank.revoked | {epoch},
+    )
 
 
 def resolve(rank: Rank, step: int) -> Resolution:

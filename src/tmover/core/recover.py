@@ -13,7 +13,7 @@ from tmover.core import blame, form, move, standby
 from tmover.core import epoch as epochs
 from tmover.core.draft import Draft
 from tmover.core.events import NO_STEP, Abort, Assign, Wait
-from tmover.core.phase import Accusation, Loss, Move, Recovering, Waiting
+from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting, Waiting
 from tmover.core.roster import Job, worker_of
 
 
@@ -22,20 +22,29 @@ def advance(draft: Draft, loss: Loss) -> None:
     job, planned = draft.job, loss.move
     if not epochs.has_all_reports(job, loss):
         return
-    if planned is None:
-        go_on(draft, loss)
-    elif _is_passed(job, loss, planned):
+    if planned is not None and not _settle(draft, loss, planned):
+        return
+    settled = dataclasses.replace(loss, move=None)
+    draft.set(phase=Reporting(loss=settled))
+    go_on(draft, settled)
+
+
+def _settle(draft: Draft, loss: Loss, planned: Move) -> bool:
+    """Say whether a planned move holds; return whether the world in force then is a broken one."""
+    job = draft.job
+    if _is_passed(job, loss, planned):
         draft.note(f"a rank has passed into epoch {planned.epoch}: so all are in it")
         move.adopt(draft, planned)
-        go_on(draft, dataclasses.replace(loss, move=None))
-    elif job.in_force in loss.epochs:
+        return True
+    if job.in_force in loss.epochs:
         _keep_joiners(draft, planned)
-        go_on(draft, dataclasses.replace(loss, move=None))
-    elif job.vacant():
+        return True
+    if job.vacant():
         epochs.extend(draft, loss, (job.in_force,), "a member was lost")
     else:
         alive = all(map(job.is_alive, planned.joiners))
         epochs.call_off(draft, planned, "no rank has passed into it", counts=alive)
+    return False
 
 
 def advance_recovering(draft: Draft, phase: Recovering) -> None:
@@ -51,27 +60,32 @@ def overdue(draft: Draft, phase: Recovering) -> None:
     """Revoke a switch that took too long; joiners that do not hold the state are given up."""
     job = draft.job
     epochs.revoke(draft, (job.in_force,), "it took too long to switch")
-    late = {job.agent_of(worker) for worker in phase.sources.keys() - phase.verified}
-    for agent in sorted((a for a in late if a is not None), key=lambda a: a.slot):
-        if agent.name in draft.job.agents:
+    late = [job.agent_of(worker) for worker in phase.sources if worker not in job.verified]
+    for agent in late:
+        if agent is not None and agent.name in draft.job.agents:
             draft.lose(agent.node, "it did not receive the state in time")
 
 
 def go_on(draft: Draft, loss: Loss) -> None:
     """Assign the next world; wait if a slot is empty, start afresh if there is nothing to keep."""
-    job = draft.job
-    if _all_gave_up(draft):
+    job, vacant = draft.job, draft.job.vacant()
+    if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
     step = decided_step(job, loss)
-    if form.crashed(draft, dict.fromkeys(job.vacant(), NO_STEP if step is None else step)):
+    if form.crashed(draft, dict.fromkeys(vacant, NO_STEP if step is None else step)):
         return
     if step is None or step == NO_STEP:
-        lost = "no vote had passed" if step is not None else "no rank is left that holds the state"
-        form.restart(draft, lost)
+        has_begun = step is None and job.schemas
+        why = "no rank is left that holds the state" if has_begun else "no vote had passed yet"
+        form.restart(draft, why)
         return
-    if not job.vacant() and form.stumbled(draft):
+    draft.set(floor=step)
+    _take_back(draft)
+    forgotten = _forgotten(draft.job, step)
+    if forgotten:
+        names = ", ".join(str(slot) for slot in forgotten)
+        form.restart(draft, f"the records of slot {names} are lost with the node that kept them")
         return
-    draft.set(floor=step, slots=tuple(a if job.is_alive(a) else "" for a in job.slots))
     _fill(draft)
     missing = draft.job.vacant()
     if missing:
@@ -111,7 +125,7 @@ def _keep_joiners(draft: Draft, planned: Move) -> None:
             draft.do(Abort(job=job.name, agent=joiner, epoch=planned.epoch, reason=why))
             useless = job.workers([joiner])
             reports = {key: r for key, r in draft.job.reports.items() if key[0] not in useless}
-            draft.set(reports=reports)
+            draft.set(reports=reports, verified=draft.job.verified - set(useless))
     draft.set(slots=tuple(slots))
 
 
@@ -129,24 +143,27 @@ def _all_gave_up(draft: Draft) -> bool:
 # --- who is in it ---------------------------------------------------------------------------------
 
 
-def _fill(draft: Draft) -> None:
-    """Give vacant slots to their leavers, where those still hold state, or to warm standbys."""
+def _take_back(draft: Draft) -> None:
+    """Give vacant slots back to their leavers, where those still hold their state."""
     for slot in draft.job.vacant():
-        job = draft.job
-        leaver = job.unreleased.get(slot, "")
-        if job.is_alive(leaver):
-            agent = job.agents[leaver]
-            kept = {s: name for s, name in job.unreleased.items() if s != slot}
+        leaver = draft.job.unreleased.get(slot, "")
+        if draft.job.is_alive(leaver):
+            agent = draft.job.agents[leaver]
+            kept = {s: name for s, name in draft.job.unreleased.items() if s != slot}
             draft.set(unreleased=kept)
             draft.note(f"{agent.node} takes its slot {slot} back")
-        else:
-            fit = standby.candidates(job, slot)
-            if not fit:
-                continue
-            agent = fit[0]
-            draft.note(f"{agent.node} takes slot {slot}")
-        draft.put(agent, slot=slot, sandbox=False)
-        draft.seat(slot, agent.name)
+            draft.seat(slot, leaver)
+
+
+def _fill(draft: Draft) -> None:
+    """Give vacant slots to warm standbys, as far as there are any."""
+    for slot in draft.job.vacant():
+        draft.seat(slot, "")
+        fit = standby.candidates(draft.job, slot)
+        if fit:
+            draft.note(f"{fit[0].node} takes slot {slot}")
+            draft.put(fit[0], slot=slot, sandbox=False)
+            draft.seat(slot, fit[0].name)
 
 
 def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
@@ -167,6 +184,7 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
     pairs = {blame.pair_of(accusation) for accusation in map(Accusation._make, relink)}
     draft.set(
         plan=plan,
+        verified=draft.job.verified - sources.keys(),
         phase=Recovering(step=step, sources=sources, relink=relink),
         relinked={**draft.job.relinked, **dict.fromkeys(pairs, draft.at)},
     )
@@ -180,24 +198,43 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
     draft.arm(Wait.SWITCH, epoch)
 
 
+def _forgotten(job: Job, step: int) -> tuple[int, ...]:
+    """Return the slots whose own records as of `step` nobody is left to hand over.
+
+    A joiner that has not passed its first barrier holds its own records and not yet its ward's.
+    """
+    return tuple(
+        slot
+        for slot, agent in enumerate(job.slots)
+        for local in range(job.nproc)
+        if not _reaches(job, worker_of(agent, local), step)
+        and not _keeps(job, _keeper(job, slot, local), step)
+    )
+
+
 def _sources(job: Job, step: int) -> dict[str, str]:
-    """Return who sends its state, by receiving worker: the keeper of its records if that lives."""
-    holders = {w for w in job.workers(job.slots) if _reaches(job, w, step)}
-    sources: dict[str, str] = {}
-    for slot, agent in enumerate(job.slots):
-        for local in range(job.nproc):
-            worker = worker_of(agent, local)
-            if worker in holders:
-                continue
-            nearest = [(slot + away) % job.nnodes for away in range(1, job.nnodes + 1)]
-            senders = [worker_of(job.slots[near], local) for near in nearest]
-            sources[worker] = next(sender for sender in senders if sender in holders)
-    return sources
+    """Return who sends its state, by receiving worker: the keeper of its records."""
+    return {
+        worker_of(agent, local): _keeper(job, slot, local)
+        for slot, agent in enumerate(job.slots)
+        for local in range(job.nproc)
+        if not _reaches(job, worker_of(agent, local), step)
+    }
+
+
+def _keeper(job: Job, slot: int, local: int) -> str:
+    """Return the worker that keeps the records of a rank: the same local rank, one slot on."""
+    return worker_of(job.slots[(slot + 1) % job.nnodes], local)
+
+
+def _keeps(job: Job, worker: str, step: int) -> bool:
+    report = job.standing(worker)
+    return report is not None and report.epoch > 0 and _reaches(job, worker, step)
 
 
 def _reaches(job: Job, worker: str, step: int) -> bool:
     """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
-    report = job.standing(worker)
-    if report is None or report.step is None:
+    report, agent = job.standing(worker), job.agent_of(worker)
+    if report is None or report.step is None or agent is None or agent.exit is not None:
         return False
     return report.step == step or (report.step == step - 1 and report.doubt == step)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from tmover.core.events import NO_STEP, Member, Plan, Reported
 from tmover.core.phase import New, Phase
 
@@ -65,7 +67,7 @@ class Agent:
     """What its workers track, by worker, once they loop or are warm."""
     exit: Exit | None = None
     failures: int = 0
-    """Launches of it that ended badly."""
+    """Launches of it that ended badly, and moves to it that came to nothing."""
 
     @property
     def state(self) -> str:
@@ -110,6 +112,8 @@ class Job:
     """Nodes to be left, in the order of asking."""
     reports: Mapping[tuple[str, int], Reported] = dataclasses.field(default_factory=dict)
     """By worker and revoked epoch."""
+    verified: frozenset[str] = frozenset()
+    """Joining workers that hold the state, and have passed no barrier yet."""
     schemas: Mapping[int, Schema] = dataclasses.field(default_factory=dict)
     """What each rank tracks, once the first world is formed."""
     finished: frozenset[int] = frozenset()
@@ -177,9 +181,15 @@ class Job:
         """Return the latest word of a worker on where it stands, or None.
 
         Epochs and steps only grow; of two equal reports the one on its own epoch is the later,
-        since that one froze it.
+        since that one froze it. What a worker that was in no world yet holds counts only if it was
+        verified for this one: it may be left from a move that came to nothing.
         """
         found = [report for (who, _), report in self.reports.items() if who == worker]
+        if worker not in self.verified:
+            found = [
+                report if report.epoch else msgspec.structs.replace(report, step=None)
+                for report in found
+            ]
         return max(
             found,
             key=lambda r: (r.epoch, NO_STEP - 1 if r.step is None else r.step, r.of == r.epoch),

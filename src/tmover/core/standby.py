@@ -38,9 +38,9 @@ def spare(job: Job) -> list[Agent]:
 
 
 def candidates(job: Job, slot: int) -> list[Agent]:
-    """Return the warm standbys that could take `slot` now, best first: those that rehearsed it."""
+    """Return the warm standbys that could take `slot` now: those that failed least come first."""
     fit = [agent for agent in spare(job) if agent.is_ready and not misfits(job, agent, slot)]
-    return sorted(fit, key=lambda agent: agent.slot != slot)
+    return sorted(fit, key=lambda agent: (agent.failures, agent.slot != slot))
 
 
 def misfits(job: Job, agent: Agent, slot: int) -> tuple[str, ...]:

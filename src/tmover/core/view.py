@@ -1,7 +1,7 @@
 """What `tmover status` shows of a job: names and words, no decision.
 
-Steps and the time since an agent was heard are not here: they come with heartbeats, which no decision
-depends on.
+Steps and the time since an agent was heard are not here: they come with heartbeats, on which no
+decision depends.
 """
 
 from __future__ import annotations
@@ -108,10 +108,9 @@ def _move(job: Job) -> MoveView | None:
         joiners = [job.agents[a].node for a in move.joiners if a in job.agents]
         return _shown(phase, leavers, joiners, move.epoch)
     if isinstance(job.phase, Recovering):
-        workers = dict.fromkeys(worker.rpartition("/")[0] for worker in job.phase.sources)
-        return _shown(
-            phase, [], [job.agents[a].node for a in workers if a in job.agents], job.epoch
-        )
+        names = dict.fromkeys(worker.rpartition("/")[0] for worker in job.phase.sources)
+        nodes = [job.agents[name].node for name in names if name in job.agents]
+        return _shown(phase, [], nodes, job.in_force)
     wanted = [node for node in job.requests if not isinstance(job.phase, Ended)]
     return _shown("requested", wanted, [], 0) if wanted else None
 

@@ -39,19 +39,21 @@ class Plain:
     def start(self) -> None:
         """Start a torchrun on every node."""
         port = _free_port(self._address(self.nodes[0]))
+        scratch = self.folder / "tmp"  # a torchrun that is killed leaves files
+        scratch.mkdir(exist_ok=True)
+        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(scratch)}
         for n, node in enumerate(self.nodes):
             self.scheduler.start(
                 node,
                 self._argv(n, port),
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **env},
                 job=_JOB,
                 log=self.folder / f"{node}.log",
             )
 
     def kill(self) -> float:
         """Kill the node with rank 0, then end the others; return when rank 0 was dead."""
-        self.scheduler.fail(self.nodes[0])
-        at = time.monotonic()
+        at = self.scheduler.fail(self.nodes[0])
         for node in self.nodes[1:]:
             self.scheduler.end(node, "the job is started again")
         self.scheduler.resume(self.nodes[0])
@@ -61,6 +63,10 @@ class Plain:
         """Return what rank 0 has written so far, in all of its lives."""
         file = self.folder / "trace.jsonl"
         return parse(file.read_bytes()) if file.exists() else []
+
+    def last_step(self) -> int:
+        """Return the highest step that has ended, -1 before the first."""
+        return max((line.step for line in self.lines() if line.step is not None), default=-1)
 
     def wait_for(self, step: int) -> None:
         """Wait until `step` has ended. Raises `SchedulerError` with rank 0's log if it does not."""
@@ -101,17 +107,15 @@ def measure_restarts(
     scheduler = LocalScheduler(folder / "cluster", capacity=world)
     plain = Plain(scheduler, scheduler.claim(_JOB, world), script, folder)
     killed: list[float] = []
-    step = _EVERY + _EVERY // 2 - 1
     try:
         say("plain DDP under torchrun: starting")
         plain.start()
         for n in range(kills):
-            plain.wait_for(step)
+            plain.wait_for(_halfway_after(plain.last_step()))
             say(f"plain DDP: rank 0's node killed, whole job started again ({n + 1} of {kills})")
             killed.append(plain.kill())
             plain.start()
-            step += _EVERY
-        plain.wait_for(step)
+            plain.wait_for(plain.last_step() + 1)
     finally:
         scheduler.release(_JOB)
     lines = plain.lines()
@@ -120,6 +124,16 @@ def measure_restarts(
         measure.restart([line for line in lines if line.t <= end], killed_at=at)
         for at, end in zip(killed, ends, strict=True)
     ]
+
+
+def _halfway_after(step: int) -> int:
+    """Return the next step halfway between two checkpoints, after the first checkpoint.
+
+    >>> [_halfway_after(step) for step in (-1, 13, 14, 20)]
+    [14, 14, 24, 24]
+    """
+    halfway = _EVERY // 2 - 1
+    return max(1, (step - halfway) // _EVERY + 1) * _EVERY + halfway
 
 
 def _free_port(address: str) -> int:

@@ -155,7 +155,7 @@ def _samples(lines: Iterable[Line]) -> Iterator[int]:
 
 
 def equal(moved: Iterable[Line], undisturbed: Iterable[Line], *, world_size: int) -> bool:
-    """Return whether all ranks finished both runs with the same bits."""
+    """Return whether all ranks ended both runs with the same bits."""
     mine, others = _digests(moved), _digests(undisturbed)
     return len(mine) == world_size and mine == others
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -35,9 +36,9 @@ def expand(text: str) -> list[str]:
             msg = f"hostlist {text!r}: cannot read {part!r}; write names such as node[1-4,7]"
             raise ConfigError(msg)
         choices = [_choices(piece, text) for piece in _PIECE.finditer(part)]
-        names.extend("".join(chosen) for chosen in itertools.product(*choices))
-        if len(names) > MAX_HOSTS:
+        if len(names) + math.prod(len(choice) for choice in choices) > MAX_HOSTS:
             raise _too_many(text)
+        names.extend("".join(chosen) for chosen in itertools.product(*choices))
     return names
 
 

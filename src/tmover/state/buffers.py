@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tmover.errors import StateError
+from tmover.state import memory
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,14 +86,12 @@ class Buffers:
                 if id(slots) not in known:
                     self._slots.append(slots)
                     known.add(id(slots))
-                new = [leaf for leaf in slots if (id(slots), leaf) not in leaves]
-                group = [
-                    _buffer(name, prefix, slots, leaf)
-                    for leaf in new
-                    if id(slots[leaf]) not in held
-                ]
-                leaves.update((id(slots), leaf) for leaf in new)
-                held.update(id(b.live) for b in group if b.live is not None)
+                group: list[_Buffer] = []
+                for leaf, live in slots.items():
+                    if (id(slots), leaf) not in leaves and id(live) not in held:
+                        group.append(_buffer(name, prefix, slots, leaf))
+                        held.update({id(live)} if live is not None else ())
+                leaves.update((id(slots), leaf) for leaf in slots)
                 if group:
                     self._groups.append(group)
         self._count = self._total()
@@ -124,7 +123,7 @@ class Buffers:
         touched = list(self._touched())
         for buffer in touched:
             buffer.slots[buffer.leaf] = buffer.live
-            if buffer.live is not None and buffer.copy is not None:
+            if buffer.live is not None and buffer.copy is not None and buffer.differs:
                 pairs.append((buffer.live, buffer.copy))
         _copy_all(pairs)
         for buffer in touched:
@@ -204,7 +203,7 @@ def _set(buffer: _Buffer, value: torch.Tensor) -> None:
     mine = buffer.now
     with torch.no_grad():
         if mine is not None and mine.shape == value.shape and mine.dtype == value.dtype:
-            mine.copy_(value)
+            memory.put(mine, value)
         else:
             device = value.device if mine is None else mine.device
             buffer.slots[buffer.leaf] = value.to(device)

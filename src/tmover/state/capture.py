@@ -89,7 +89,7 @@ class Tracked:
         found: dict[int, torch.Tensor] = {}
         for each in self._parts.values():
             if isinstance(each, ModulePart):
-                found.update((id(p), p) for p in each.module.parameters())
+                found.update((id(p), p) for p in each.bare_parameters())
             elif isinstance(each, OptimizerPart):
                 found.update((id(p), p) for p in each.parameters())
         return list(found.values())

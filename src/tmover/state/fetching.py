@@ -9,15 +9,20 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import secrets
 import signal
 from collections.abc import Callable
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from tmover.state import rng
 
 _PR_SET_PDEATHSIG = 1
+_connection: Any = connection
+_address = _connection.arbitrary_address
 
 
 class Ticket(NamedTuple):
@@ -34,15 +39,16 @@ class SeededDataset(Dataset[Any]):
     """A dataset of whole batches, each fetched under the streams its ticket names."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], wanted: Any, *, batched: bool
+        self, dataset: Any, collate: Callable[[Any], Any], wanted: torch.Tensor, *, batched: bool
     ) -> None:
+        """`wanted` is shared with the rank: tickets before that serial are not fetched."""
         self.dataset = dataset
         self._collate = collate
         self._wanted = wanted
         self._batched = batched
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
-        if ticket.serial < self._wanted.value:
+        if ticket.serial < self._wanted:
             return ticket.serial, None
         if get_worker_info() is not None:
             rng.seed(ticket.seed)
@@ -75,6 +81,7 @@ class WorkerStart:
         """Run in the worker before it fetches anything."""
         if self._parent is not None:
             _die_with(self._parent)
+        _connection.arbitrary_address = _abstract_address
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)
@@ -86,6 +93,13 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _abstract_address(family: str) -> str:
+    """Return an address for a listener: one that leaves no file when its process is killed."""
+    if family == "AF_UNIX":
+        return f"\0tmover-loader-{secrets.token_hex(16)}"
+    return str(_address(family))
 
 
 def spawns_children(context: Any) -> bool:

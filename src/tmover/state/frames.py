@@ -80,7 +80,7 @@ class Pipe:
             digest.update(piece)
         head = fields + _CHECK.pack(xxhash.xxh32_intdigest(fields)) + digest.digest()
         self._sent += 1
-        self._send_all([memoryview(head), *map(memoryview, pieces)])
+        self._send_all([memoryview(head), *(memoryview(piece) for piece in pieces)])
 
     def receive(self, into: memoryview) -> Frame:
         """Receive one frame, its payload to `into`, and verify it.

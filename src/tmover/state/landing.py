@@ -43,12 +43,12 @@ class Places:
         """
         live = each.tree()
         for path, ref in _references(incoming, ()):
-            if ref.index >= len(self._layouts):
-                msg = f"state header refers to tensor {ref.index} of {len(self._layouts)}"
+            if ref.number >= len(self._layouts):
+                msg = f"state header refers to tensor {ref.number} of {len(self._layouts)}"
                 raise StateError(msg)
-            if ref.index not in self._found:
-                place = self._place(each, path, self._layouts[ref.index], _at(live, path))
-                self._found[ref.index] = place
+            if ref.number not in self._found:
+                place = self._place(each, path, self._layouts[ref.number], _at(live, path))
+                self._found[ref.number] = place
                 self._taken.add(id(place))
 
     def _place(

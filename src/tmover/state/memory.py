@@ -22,6 +22,7 @@ DTYPES: dict[str, torch.dtype] = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
+_NAMES = {value: name for name, value in DTYPES.items()}
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
@@ -53,14 +54,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 def layout(tensor: torch.Tensor) -> Layout:
     """Return the layout in which `tensor` is sent: as it lies in memory, if it is dense."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    return Layout(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        order=tuple(order),
-        device=tensor.device.type,
-    )
+    order: Sequence[int] = range(tensor.dim())
+    if not tensor.is_contiguous():
+        strides = tensor.stride()
+        order = sorted(order, key=lambda dim: -strides[dim])
+    return Layout(_NAMES[tensor.dtype], tuple(tensor.shape), tuple(order), tensor.device.type)
 
 
 def refuse_unreadable(tensor: torch.Tensor, path: str) -> None:
@@ -93,14 +91,16 @@ def view(tensor: torch.Tensor) -> memoryview:
 
 def copy_out(tensors: Sequence[torch.Tensor]) -> list[bytes]:
     """Return the bytes of each in the order of its `layout`, by one transfer per device."""
-    flats = [_flat(tensor, layout(tensor).order) for tensor in tensors]
+    flats = [t if _is_plain(t) else _flat(t, layout(t).order) for t in tensors]
     remote = [i for i, flat in enumerate(flats) if flat.device.type != "cpu"]
     for device in {flats[i].device for i in remote}:
         indices = [i for i in remote if flats[i].device == device]
         together = torch.cat([flats[i] for i in indices]).cpu()
-        pieces = together.split([flats[i].numel() for i in indices])
-        for index, piece in zip(indices, pieces, strict=True):
-            flats[index] = piece
+        start = 0
+        for index in indices:
+            size = flats[index].numel()
+            flats[index] = together[start : start + size]
+            start += size
     return [bytes(view(flat)) for flat in flats]
 
 
@@ -129,6 +129,12 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=lambda position: order[position])
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the bytes are where `view` looks for them."""
+    contiguous = tensor.device.type == "cpu" and tensor.is_contiguous()
+    return contiguous and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _alias(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor | None:
     """Return the tensor's own memory as flat bytes, or None if it is not in one piece."""
     dense = tensor.detach().permute(*order) if order else tensor.detach()
@@ -144,6 +150,15 @@ def _flat(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         return flat
     dense = tensor.detach().permute(*order).resolve_conj().resolve_neg()
     return dense.contiguous().reshape(-1).view(torch.uint8)
+
+
+def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Overwrite `tensor` with `value`, of the same shape, even if it was made by `expand`."""
+    tensor = tensor.detach()
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    tensor.copy_(value)
 
 
 class Area:
@@ -189,8 +204,4 @@ class Cells:
 
     def _put_back(self) -> None:
         dense = self._tensor.detach().permute(*self._order)
-        fresh = self._flat.view(dense.dtype).view(dense.shape)
-        for dim, stride in enumerate(dense.stride()):
-            if stride == 0 and dense.shape[dim] > 1:
-                dense, fresh = dense.narrow(dim, 0, 1), fresh.narrow(dim, 0, 1)
-        dense.copy_(fresh)
+        put(dense, self._flat.view(dense.dtype).view(dense.shape))

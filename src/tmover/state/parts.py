@@ -53,6 +53,9 @@ def part(name: str, obj: object) -> Part:
     """Return `obj` as a part. Raises `StateError` naming what cannot be tracked about it."""
     if isinstance(obj, nn.Module):
         return ModulePart(name, obj)
+    if type(obj).__name__ == "ZeroRedundancyOptimizer":
+        msg = f"tracked `{name}` is sharded; sharded optimizers cannot be tracked yet"
+        raise StateError(msg)
     if isinstance(obj, torch.optim.Optimizer) and not _has_own_state_dict(obj):
         return OptimizerPart(name, obj)
     if isinstance(obj, Stateful) and not isinstance(obj, type):
@@ -94,6 +97,11 @@ class ModulePart:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by name, tied ones once."""
         return dict(self.module.named_parameters())
+
+    def bare_parameters(self) -> list[torch.Tensor]:
+        """Return the parameters without their names, in a fraction of the time."""
+        slots = (module._parameters for module in self.modules)
+        return [p for parameters in slots for p in parameters.values() if p is not None]
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers by name, non-persistent ones too."""

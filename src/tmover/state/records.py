@@ -118,7 +118,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             for name, each in parts.items():
                 places.find(each, tree.unpack(self.objects[name]))
             for index in places.indices():
-                places[index].copy_(values[index])
+                memory.put(places[index], values[index])
             for name, each in parts.items():
                 each.adopt(tree.unpack(self.objects[name], places))
         tracked.buffers.rebase()

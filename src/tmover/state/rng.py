@@ -54,7 +54,7 @@ def seed(value: int) -> None:
     """Seed every stream. Unlike `torch.manual_seed`, leaves a CUDA that is not in use alone."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if _cuda_devices():
         torch.cuda.manual_seed_all(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -132,7 +132,8 @@ def _byte_tensor(data: bytes) -> torch.Tensor:
 
 
 def _cuda_devices() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.device_count() if in_use else 0
 
 
 def _capture_cuda() -> tuple[bytes, ...]:

@@ -18,17 +18,42 @@ from tmover.state.capture import Tracked
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
 
 
+_LARGE_BYTES = 1 << 20
+"""Tensors of tracked objects from this size on are not copied at every step."""
+
+
+class _Kept:
+    """A tensor's value: a copy, or the tensor itself if it is large and must not change."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._large = tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+        self._tensor = tensor.detach() if self._large else tensor.detach().clone()
+        self._version = self._tensor._version
+
+    def fresh(self, path: str) -> torch.Tensor:
+        """Return a copy of the value. Raises `StateError` if it was not copied and has changed."""
+        if self._tensor._version != self._version:
+            msg = (
+                f"{path} holds a large tensor that changed before the vote; it is not copied at "
+                "every step: change it after optimizer.step(), or keep it in a module's buffer"
+            )
+            raise StateError(msg)
+        return self._tensor.clone()
+
+
 class _Packed:
-    """A tree as bytes and copies of its tensors, from which it can be made afresh many times."""
+    """A tree as bytes and its tensors' values, from which it can be made afresh many times."""
 
     def __init__(self, value: Any, path: str) -> None:
         tensors = tree.Tensors()
+        self._path = path
         self._data = tree.encode(tree.pack(value, tensors, path))
-        self._tensors = [tensor.detach().clone() for tensor in tensors.held]
+        self._tensors = [_Kept(tensor) for tensor in tensors.held]
 
     def fresh(self) -> Any:
         """Return the tree, sharing nothing with any other."""
-        return tree.unpack(tree.decode(self._data), [tensor.clone() for tensor in self._tensors])
+        tensors = [kept.fresh(self._path) for kept in self._tensors]
+        return tree.unpack(tree.decode(self._data), tensors)
 
 
 class Snapshot:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
-import multiprocessing
+import operator
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -70,9 +69,9 @@ class IndexedSource:
         self._walk = self._order.walk(Position(0, 0, self.seed))
         self._issued: collections.deque[tuple[Ticket, Position]] = collections.deque()
         self._serial = 0
-        self._wanted: Any = (
-            multiprocessing.RawValue("Q", 0) if loader.num_workers else ctypes.c_uint64(0)
-        )
+        self._wanted = 0
+        self._shared: torch.Tensor | None = None
+        """What workers see of `_wanted`."""
         self._iterator: Any = None
 
     def start(self, position: Position, rank: int) -> None:
@@ -80,7 +79,9 @@ class IndexedSource:
         self._order.rebind(rank)
         self._rank = rank
         self._walk = self._order.walk(position)
-        self._wanted.value = self._serial
+        self._wanted = self._serial
+        if self._shared is not None:
+            self._shared.fill_(self._wanted)
 
     def next(self) -> Fetched:
         """Return the next batch that is wanted."""
@@ -92,12 +93,14 @@ class IndexedSource:
             if ticket.serial != serial:
                 msg = f"the loader returned batch {serial} where {ticket.serial} was due"
                 raise StateError(msg)
-            if serial >= self._wanted.value:
+            if serial >= self._wanted:
                 indices = self._numbers(ticket.indices)
                 return Fetched(batch, advance(position), indices)
 
     def _numbers(self, indices: Any) -> list[Any]:
-        return list(indices) if self._loader.batch_sampler is not None else [indices]
+        several = self._loader.batch_sampler is not None or isinstance(indices, (list, tuple))
+        numbers = indices if several else [indices]
+        return [operator.index(i) if hasattr(i, "__index__") else i for i in numbers]
 
     def _tickets(self) -> Iterator[Ticket]:
         """Yield tickets without end. Torch's loader draws them ahead of time, for its workers."""
@@ -111,15 +114,18 @@ class IndexedSource:
 
     def _open(self) -> Iterator[tuple[int, Any]]:
         mine = self._loader
+        self._shared = torch.tensor(self._wanted)
+        if mine.num_workers:
+            self._shared.share_memory_()  # type: ignore[no-untyped-call]
         dataset = SeededDataset(
-            mine.dataset, mine.collate_fn, self._wanted, batched=mine.batch_sampler is not None
+            mine.dataset, mine.collate_fn, self._shared, batched=mine.batch_sampler is not None
         )
         return iter(_rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
 
     def close(self) -> None:
         """End the workers; `start` must be called before `next` is called again."""
         _end(self._iterator)
-        self._iterator = None
+        self._iterator = self._shared = None
         self._issued.clear()
 
 

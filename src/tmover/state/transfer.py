@@ -20,8 +20,8 @@ import torch
 
 from tmover.errors import StateError
 from tmover.state.capture import Captured, Tracked, capture, mismatch
-from tmover.state.landing import Landing
 from tmover.state.frames import CHUNK_BYTES, Frame, Kind, Pipe
+from tmover.state.landing import Landing
 from tmover.state.memory import Area, Cells, Layout
 
 TIMEOUT_S = 600.0
@@ -180,7 +180,7 @@ def _refusal(
         return f"it is of step {hello.step}, expected step {step}"
     names = mismatch(schema, hello.schema)
     if names:
-        return f"tracked {', '.join(f'`{name}`' for name in names)} differ here"
+        return f"not the same here: tracked {', '.join(f'`{name}`' for name in names)}"
     return ""
 
 

@@ -42,9 +42,9 @@ _ATOMS = (type(None), bool, float, bytes)
 
 
 class Ref(NamedTuple):
-    """Where a tensor was taken out: its index among the tensors."""
+    """Where a tensor was taken out: its number among the tensors."""
 
-    index: int
+    number: int
 
 
 class Tensors:

@@ -1,9 +1,10 @@
 """Fault injection: `TMOVER_INJECT="kill:rank=2,step=40,point=after_vote"`, several joined by `;`.
 
 Part of the product, so that a fault that was seen can be repeated: the process whose rank, step and
-point match does the fault to itself. Keys: `rank` (the rank held now), `step`, `point` (a `Point`),
-`sandbox=1` (only a process that was a standby when it started), `node` (the start of the agent's
-name). A key that is missing matches everything. Faults: `kill` (SIGKILL to this process),
+point match does the fault to itself, once. Keys: `rank` (the rank held now), `step`, `point` (a
+`Point`), `node` (the start of the agent's name); one that is missing matches everything. A process
+that was a standby when it started is spared, or the joiner would suffer what it came to mend, unless
+`sandbox=1` is given: then only such processes are meant. Faults: `kill` (SIGKILL to this process),
 `killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `raise` (a
 RuntimeError in the script).
 """
@@ -33,7 +34,9 @@ class Point(str, enum.Enum):
     AFTER_UPDATE = "after_update"
     AFTER_BODY = "after_body"
     IN_PREPARE = "in_prepare"
+    BEFORE_HANDOFF = "before_handoff"
     IN_HANDOFF = "in_handoff"
+    AFTER_HANDOFF = "after_handoff"
     BEFORE_BARRIER = "before_barrier"
     IN_BARRIER = "in_barrier"
     AFTER_BARRIER = "after_barrier"
@@ -57,7 +60,7 @@ class Injection:
     point: Point
     rank: int | None = None
     step: int | None = None
-    sandbox: bool | None = None
+    sandbox: bool = False
     node: str | None = None
 
     def due(self, identity: Identity, *, point: Point, step: int | None, was_standby: bool) -> bool:
@@ -66,7 +69,7 @@ class Injection:
             self.point is point
             and self.rank in (None, identity.rank)
             and self.step in (None, step)
-            and self.sandbox in (None, was_standby)
+            and self.sandbox is was_standby
             and (self.node is None or identity.agent.startswith(self.node))
         )
 
@@ -92,7 +95,7 @@ def _parse_one(text: str) -> Injection:
             point=Point(fields["point"]),
             rank=int(fields["rank"]) if "rank" in fields else None,
             step=int(fields["step"]) if "step" in fields else None,
-            sandbox=bool(int(fields["sandbox"])) if "sandbox" in fields else None,
+            sandbox=bool(int(fields.get("sandbox", "0"))),
             node=fields.get("node"),
         )
     except (KeyError, ValueError) as error:

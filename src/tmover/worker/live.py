@@ -280,24 +280,19 @@ class LiveEngine:
         runtime.injector.at(Point.AFTER_VOTE, step)
 
     def _hold_vote(self, step: int, record: bytes) -> tuple[Verdict, int]:
-        runtime, identity = self._runtime, self._runtime.identity
+        runtime = self._runtime
         if runtime.sync():
             return Verdict.BROKEN, 0
-        cast, interrupted = runtime.standing.cast(step, good=True)
-        if interrupted:
-            return Verdict.BROKEN, 0
-        keeper, ward = identity.keeper(), identity.ward()
         try:
-            heard = runtime.fabric.exchange(
-                votes.encode(cast), extra={} if keeper is None else {keeper: record}
-            )
+            runtime.kept.put(step, runtime.hand_record_on(record))
+            cast, interrupted = runtime.standing.cast(step, good=True)
+            if interrupted:
+                return Verdict.BROKEN, 0
+            heard = runtime.fabric.exchange(votes.encode(cast))
         except (LinkError, Interrupted):
             runtime.standing.revoke(runtime.standing.rank.epoch)
             return Verdict.BROKEN, 0
-        decoded = [votes.decode(payload) for payload in heard]
-        if ward is not None:
-            runtime.kept.put(step, decoded[ward][1])
-        return runtime.standing.tally([cast for cast, _ in decoded])
+        return runtime.standing.tally([votes.decode(payload) for payload in heard])
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
         """Return what became of the vote on `step`, now that the controller has said it."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
+from tmover.comm.frame import Kind
 from tmover.config import WorkerEnvironment
 from tmover.core import rank as rules
 from tmover.core.events import (
     NO_STEP,
+    Plan,
     Abort,
     Arm,
     Assign,
@@ -81,8 +83,12 @@ class Runtime:
         self.aborted: set[int] = set()
         self.recover: Callable[[], None] | None = None
         """How to get out of a revoked world, once there is a session that knows."""
+        self.links_before = 0
+        """How many links had been opened before the last world was prepared; for the trace."""
         self._preparing: threading.Thread | None = None
         fabric.on_broken = self._broken
+        if self.injector:
+            fabric.on_halfway = self._halfway
         if identity.sandbox:
             fabric.rehearse(identity.rank, identity.world_size)
 
@@ -203,7 +209,7 @@ class Runtime:
         try:
             if order.plan.rank_of(self.worker) is not None:
                 self.injector.at(Point.IN_PREPARE, self.standing.rank.step)
-                self.fabric.prepare(order.plan, timeout_s=CONNECT_TIMEOUT_S)
+                self.prepare_links(order.plan)
         except (LinkError, Interrupted) as error:
             self.send(
                 PrepareFailed(
@@ -213,6 +219,13 @@ class Runtime:
             return
         self.trace.write("prepared", epoch=epoch)
         self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
+
+    def prepare_links(
+        self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Open what `plan` needs beside what exists, and park it."""
+        self.links_before = self.fabric.links_opened
+        self.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S, relink=relink)
 
     def _on_arm(self, epoch: int) -> None:
         if self.prepare is not None and self.prepare.plan.epoch == epoch:
@@ -262,6 +275,21 @@ class Runtime:
     def _broken(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
         self.trace.write("revoked", epoch=epoch, reason=reason, peers=list(peers))
         self.standing.accuse(epoch, peers, reason)
+
+    def hand_record_on(self, record: bytes, *, epoch: int | None = None) -> bytes:
+        """Give this rank's records to its keeper; return those of its ward. See `vote`."""
+        keeper, ward = self.identity.keeper(), self.identity.ward()
+        if keeper is None or ward is None:
+            return b""
+        return self.fabric.hand_on(record, to=keeper, source=ward, epoch=epoch)
+
+    def _halfway(self, kind: Kind) -> None:
+        """Do the faults that are due inside a vote or a barrier (only while any are to come)."""
+        step = self.standing.rank.step
+        if kind is Kind.VOTE:
+            self.injector.at(Point.IN_VOTE, NO_STEP if step is None else step + 1)
+        else:
+            self.injector.at(Point.IN_BARRIER, step)
 
     def sync(self) -> bool:
         """Take over a revocation that the links brought; return whether training is interrupted."""

@@ -212,7 +212,7 @@ class Switch:
         rank = plan.rank_of(runtime.worker)
         assert rank is not None
         self._owner.rebind(rank)
-        runtime.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S, relink=order.relink)
+        runtime.prepare_links(plan, relink=order.relink)
         runtime.trace.write("connected", epoch=plan.epoch)
         source = order.sources.get(runtime.worker)
         if source is not None:
@@ -230,7 +230,7 @@ class Switch:
         try:
             self._owner.rebind(rank)
             runtime.injector.at(Point.IN_PREPARE, None)
-            runtime.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S)
+            runtime.prepare_links(plan)
         except (LinkError, StateError) as error:
             runtime.prepare = None
             runtime.send(
@@ -257,19 +257,16 @@ class Switch:
         if not standing.enter(epoch):
             msg = f"epoch {epoch} was revoked before its barrier"
             raise Interrupted(msg)
-        identity = runtime.identity
-        keeper, ward = identity.keeper(), identity.ward()
-        mine = self._owner.record()
-        heard = runtime.fabric.barrier(epoch, extra={} if keeper is None else {keeper: mine})
+        runtime.kept.put(step, runtime.hand_record_on(self._owner.record(), epoch=epoch))
+        runtime.fabric.barrier(epoch)
         if standing.leave(plan) is not Verdict.PASSED:
             msg = f"epoch {epoch} was revoked inside its barrier"
             raise Interrupted(msg)
         runtime.fabric.commit(epoch)
-        if ward is not None:
-            runtime.kept.put(step, heard[ward])
         runtime.prepare = None
-        runtime.send(Passed(job=identity.job, worker=runtime.worker, epoch=epoch, step=step))
-        runtime.trace.write("passed", epoch=epoch, step=step)
+        runtime.send(Passed(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step))
+        links = runtime.fabric.links_opened - runtime.links_before
+        runtime.trace.write("passed", epoch=epoch, step=step, links=links)
         runtime.injector.at(Point.AFTER_BARRIER, step)
 
     # --- state ------------------------------------------------------------------------------------
@@ -281,6 +278,7 @@ class Switch:
             if sources.get(member.worker) != runtime.worker:
                 continue
             record = self._record_of(member.rank, step)
+            runtime.injector.at(Point.BEFORE_HANDOFF, step)
             sock = runtime.fabric.connect_state(
                 member.worker, member.endpoint, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S
             )
@@ -297,6 +295,7 @@ class Switch:
                     )
             except StateError as error:
                 raise LinkError(str(error), (member.worker,)) from error
+            runtime.injector.at(Point.AFTER_HANDOFF, step)
 
     def _record_of(self, rank: int, step: int) -> bytes:
         """Return the private records of `rank` as of `step`: this rank's own, or what it keeps."""

@@ -1,10 +1,10 @@
-"""The vote on an attempt: one exchange over the links of the world, which records ride on.
+"""The vote on an attempt: one exchange over the links of the world, after the records.
 
 A rank's own records (random streams, loader position, changed buffers) go to its keeper, a rank on
-another node, in the same frame as its vote. The keeper casts no vote of its own before it sent it
-in the same exchange, and nobody passes without having heard everybody: so a vote that passed
-anywhere implies that every keeper that lives has the records of its ward as of that vote
-(docs/decisions/0002-the-keepers-acknowledgement-is-its-vote.md).
+another node, before anybody votes: a keeper casts its vote when it holds the records of its ward, and
+nobody passes without having heard everybody. So a vote that passed anywhere implies that every keeper
+holds the records of its ward as of that vote, and no acknowledgement is sent
+(docs/decisions/0002-the-keepers-acknowledgement-is-its-vote.md). Commit barriers do the same.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ def encode(vote: Vote) -> bytes:
     """Return the vote as bytes.
 
     >>> decode(encode(Vote(step=3, good=True, armed=2)))
-    (Vote(step=3, good=True, armed=2), b'')
+    Vote(step=3, good=True, armed=2)
     """
     return _VOTE.pack(vote.step, vote.good, vote.armed)
 
 
-def decode(payload: bytes) -> tuple[Vote, bytes]:
-    """Return a vote and the records behind it. Raises `ProtocolError` for anything shorter."""
-    if len(payload) < _VOTE.size:
+def decode(payload: bytes) -> Vote:
+    """Return a vote. Raises `ProtocolError` for anything that is none."""
+    if len(payload) != _VOTE.size:
         msg = f"a vote of {len(payload)} bytes"
         raise ProtocolError(msg)
-    step, good, armed = _VOTE.unpack_from(payload)
-    return Vote(step=step, good=good, armed=armed), payload[_VOTE.size :]
+    return Vote._make(_VOTE.unpack(payload))
 
 
 class Kept:

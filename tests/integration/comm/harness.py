@@ -6,18 +6,23 @@ until all ranks are gone: `put` publishes a value, `get` waits for one.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.connection as mpc
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # optimizers and DDP import it: once here, before the ranks fork
+from torch import distributed as dist
 
-from tmover.comm.fabric import Fabric, Timeouts
+from tmover.comm import intercept
+from tmover.comm.fabric import Fabric
+from tmover.comm.timeouts import Timeouts
 from tmover.core.events import Member, Plan
 
 torch.set_num_threads(1)
@@ -39,6 +44,9 @@ class Board:
         self._pipe.send(("get", key, None))
         return self._pipe.recv()
 
+    def close(self) -> None:
+        self._pipe.close()
+
 
 class Outcome(NamedTuple):
     """How a rank ended: what it returned, or None if it was killed."""
@@ -50,7 +58,7 @@ class Outcome(NamedTuple):
 Program = Callable[[Board], Any]
 
 
-def run(programs: dict[str, Program], *, deadline_s: float = DEADLINE_S) -> dict[str, Outcome]:
+def run(programs: Mapping[str, Program], *, deadline_s: float = DEADLINE_S) -> dict[str, Outcome]:
     """Run every program in a process of its own; return what each returned.
 
     Fails with a rank's traceback if it raised one.
@@ -81,7 +89,7 @@ def _become(name: str, program: Program, board: Board) -> None:
         signal.setitimer(signal.ITIMER_REAL, DEADLINE_S + 5)
         board.put(f"value/{name}", program(board))
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent fails with it
         board.put(f"error/{name}", traceback.format_exc())
     finally:
         os._exit(code)
@@ -95,7 +103,8 @@ def _serve(pipes: dict[str, mpc.Connection[Any, Any]], deadline: float) -> dict[
         ready = mpc.wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             left = sorted(open_pipes.values())
-            raise AssertionError(f"{left} did not end; waiting for {[k for k, _ in waiting]}")
+            msg = f"{left} did not end; waiting for {[k for k, _ in waiting]}"
+            raise AssertionError(msg)
         for pipe in ready:
             assert isinstance(pipe, mpc.Connection)
             try:
@@ -104,7 +113,8 @@ def _serve(pipes: dict[str, mpc.Connection[Any, Any]], deadline: float) -> dict[
                 del open_pipes[pipe]
                 continue
             if key.startswith("error/"):
-                raise AssertionError(f"{key[6:]}:\n{value}")
+                msg = f"{key[6:]}:\n{value}"
+                raise AssertionError(msg)
             if verb == "put":
                 known[key] = value
             else:
@@ -158,3 +168,36 @@ def make_plan(board: Board, epoch: int, names: list[str]) -> Plan:
             for rank, name in enumerate(names)
         ),
     )
+
+
+def join(board: Board, name: str, names: list[str], **options: Any) -> Fabric:
+    """Return a fabric in its first world, its process groups in torch's hands."""
+    fabric = make_fabric(board, name, **options)
+    intercept.install(fabric)
+    fabric.form(make_plan(board, 1, names), timeout_s=5)
+    dist.init_process_group()
+    return fabric
+
+
+def leave(fabric: Fabric) -> None:
+    """End a fabric without alarming anybody."""
+    intercept.uninstall()
+    fabric.close(bye=True)
+
+
+def in_world(program: Callable[[int, int], Any], size: int) -> dict[str, Any]:
+    """Run `program(rank, size)` on every rank of a fresh world; return what each returned."""
+    names = [f"n{rank}" for rank in range(size)]
+
+    def rank_program(board: Board, rank: int) -> Any:
+        fabric = join(board, names[rank], names)
+        result = program(rank, size)
+        if fabric.fault is None:
+            fabric.exchange(b"done")
+        leave(fabric)
+        return result
+
+    programs: dict[str, Program] = {
+        name: functools.partial(rank_program, rank=rank) for rank, name in enumerate(names)
+    }
+    return {name: outcome.value for name, outcome in run(programs).items()}

@@ -9,12 +9,11 @@ import signal
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it at their first step: once here, before the ranks fork
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from integration.comm.harness import Board, make_fabric, make_plan, run
+from integration.comm.harness import Board, Program, make_fabric, make_plan, run
 from tmover.comm import intercept
 from tmover.comm.fabric import Fabric, Mode
 from tmover.errors import Interrupted, LinkError
@@ -138,7 +137,7 @@ def _joiner(board: Board) -> Any:
 
 def _run(scenario: str) -> dict[str, Any]:
     names = ["n0", "n1", "n2"]
-    programs = {
+    programs: dict[str, Program] = {
         name: functools.partial(_member, name=name, names=names, scenario=scenario)
         for name in names
     }

@@ -1,19 +1,210 @@
+"""Jobs on a cluster whose controller and nodes are real and were forked."""
+
+from __future__ import annotations
+
+import os
 import pathlib
-import sys
+import re
+import signal
+from collections.abc import Callable
 
-from tmover.cluster import JobSpec, LocalCluster, agent_argv
+import pytest
+
+from support.eventually import eventually
+from support.forkserver import ForkServer
+from tmover.cluster import JobSpec, LocalCluster
+from tmover.config import Config
+from tmover.errors import SchedulerError
+from tmover.process import is_alive, send_signal
+from tmover.scheduler.interface import NodeState
+from tmover.wire import JobStatus
+
+FOREVER = "1000000"
+NOTHING = "print('hello')"
+
+MakeSpec = Callable[..., JobSpec]
 
 
-def spec(script: pathlib.Path, *arguments: str, nodes: int = 1, standby: int = 0, nproc: int = 1) -> JobSpec:
-    argv = agent_argv(str(script), *arguments, nproc=nproc)
-    return JobSpec(nodes=nodes, standby=standby, nproc=nproc, argv=argv, env={"PATH": "/bin:/usr/bin"}, cwd=script.parent)
+def has_ended(status: JobStatus) -> bool:
+    return status.code is not None
 
 
-def test_a_job_of_scripts_that_do_nothing_ends_well(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
-    script = tmp_path / "nothing.py"
-    script.write_text("print('hello')")
+def trains(status: JobStatus) -> bool:
+    return status.phase == "training" and status.step is not None and status.step > 2
 
-    job = cluster.submit(spec(script, nodes=2, nproc=2))
 
-    status = cluster.wait(job, lambda status: status.code is not None, timeout_s=30)
-    assert status.code == 0, status
+def is_warm(status: JobStatus) -> bool:
+    return trains(status) and any(standby.state == "warm" for standby in status.standbys)
+
+
+def nodes(status: JobStatus) -> list[str]:
+    return [slot.node for slot in status.slots]
+
+
+def test_a_job_ends_well(cluster: LocalCluster, spec: MakeSpec) -> None:
+    job = cluster.submit(spec(text=NOTHING, nodes=2, nproc=2))
+
+    status = cluster.wait(job, has_ended, timeout_s=60)
+
+    assert (status.code, status.outcome) == (0, "done")
+    assert nodes(status) == ["node1", "node2"]
+    eventually(lambda: not cluster.scheduler.running(job))
+    for node in nodes(status):
+        assert (cluster.logs(job) / f"{node}.log").read_text().count("hello") == 2
+
+
+def test_a_job_trains_and_ends(cluster: LocalCluster, spec: MakeSpec) -> None:
+    job = cluster.submit(spec("20"))
+
+    status = cluster.wait(job, has_ended, timeout_s=60)
+
+    assert (status.code, status.outcome) == (0, "done")
+    log = (cluster.logs(job) / "node1.log").read_text()
+    assert re.findall("committed .*", log) == [f"committed {step}" for step in range(20)]
+
+
+def test_at_its_end_nothing_is_left(
+    fork_server: ForkServer, tmp_path: pathlib.Path, spec: MakeSpec
+) -> None:
+    with LocalCluster(
+        tmp_path / "state", Config(), start=fork_server.start_controller, spawn=fork_server.spawn
+    ) as cluster:
+        job = cluster.submit(spec(FOREVER, standby=1))
+        cluster.wait(job, trains, timeout_s=60)
+        controller = cluster.controller()
+        assert controller is not None
+
+    assert not is_alive(controller)
+    assert {node.state for node in cluster.scheduler.nodes()} == {NodeState.IDLE}
+
+
+def test_a_failed_node_is_replaced(cluster: LocalCluster, spec: MakeSpec) -> None:
+    job = cluster.submit(spec(FOREVER, standby=1))
+    cluster.wait(job, is_warm, timeout_s=60)
+
+    cluster.fail_node("node2")
+
+    status = cluster.wait(
+        job, lambda status: trains(status) and "node3" in nodes(status), timeout_s=60
+    )
+    assert nodes(status) == ["node1", "node3"]
+
+
+@pytest.mark.parametrize("kill", [LocalCluster.kill_agent, LocalCluster.kill_worker])
+def test_what_is_killed_is_replaced(
+    cluster: LocalCluster, spec: MakeSpec, kill: Callable[[LocalCluster, str], float]
+) -> None:
+    job = cluster.submit(spec(FOREVER, standby=1))
+    cluster.wait(job, is_warm, timeout_s=60)
+
+    kill(cluster, "node1")
+
+    cluster.wait(
+        job, lambda status: trains(status) and nodes(status) == ["node3", "node2"], timeout_s=60
+    )
+
+
+def test_a_job_does_not_notice_that_its_controller_is_replaced(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER))
+    before = cluster.wait(job, trains, timeout_s=60)
+    assert before.step is not None
+    reached = before.step
+
+    cluster.kill_controller()
+    cluster.ensure_controller()
+
+    status = cluster.wait(
+        job, lambda status: trains(status) and (status.step or 0) > reached, timeout_s=60
+    )
+    assert status.epoch == before.epoch
+
+
+def test_two_jobs_share_a_controller_and_no_node(
+    cluster: LocalCluster, fork_server: ForkServer, spec: MakeSpec
+) -> None:
+    with LocalCluster(
+        cluster.state, Config(), start=fork_server.start_controller, spawn=fork_server.spawn
+    ) as other:
+        jobs = [one.submit(spec(text=NOTHING, nodes=1)) for one in (cluster, other)]
+        statuses = [cluster.wait(job, has_ended, timeout_s=60) for job in jobs]
+
+    assert sorted(jobs) == ["1", "2"]
+    assert sorted(node for status in statuses for node in nodes(status)) == ["node1", "node2"]
+    assert cluster.controller() is None  # the last one to go has ended it
+
+
+def test_a_controller_that_others_need_is_left_running(
+    cluster: LocalCluster, fork_server: ForkServer, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    with LocalCluster(
+        cluster.state, Config(), start=fork_server.start_controller, spawn=fork_server.spawn
+    ) as other:
+        other.wait(other.submit(spec(text=NOTHING, nodes=1)), has_ended, timeout_s=60)
+
+    assert cluster.controller() is not None
+    cluster.wait(job, trains, timeout_s=60)
+
+
+def test_a_job_for_which_there_are_no_nodes_is_refused(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    with pytest.raises(SchedulerError, match="64 free nodes, 65 are needed"):
+        cluster.submit(spec(nodes=65))
+
+    status = cluster.status("1")
+    assert (status.phase, status.code) == ("ended", 130)
+    assert {node.state for node in cluster.scheduler.nodes()} == {NodeState.IDLE}
+
+
+def test_waiting_for_what_does_not_come_says_what_was_seen(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(text=NOTHING, nodes=1))
+
+    with pytest.raises(SchedulerError, match=r"did not come .* in 0 s: JobStatus"):
+        cluster.wait(job, has_ended, timeout_s=0)
+    cluster.wait(job, has_ended, timeout_s=60)
+    with pytest.raises(SchedulerError, match="ended while something else was waited for"):
+        cluster.wait(job, lambda status: False, timeout_s=60)
+
+
+def test_a_controller_that_cannot_start_says_why(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMOVER_CONTROLLER_BIND", "tcp://127.0.0.1:notaport")
+
+    with pytest.raises(Exception, match=r"the controller did not start: .*notaport"):
+        cluster.ensure_controller()
+
+
+def test_signals_in_the_meantime_do_not_lose_the_controller(cluster: LocalCluster) -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+    try:
+        cluster.ensure_controller()
+        os.kill(os.getpid(), signal.SIGINT)
+        cluster.ensure_controller()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert got == [signal.SIGINT]
+    assert cluster.controller() is not None
+
+
+def test_a_person_s_controller_is_not_ended(
+    cluster: LocalCluster, fork_server: ForkServer, spec: MakeSpec
+) -> None:
+    log = cluster.state / "by-hand.log"
+    fork_server.start_controller(cluster.state, log)
+    by_hand = eventually(cluster.controller)
+    assert by_hand is not None
+
+    cluster.wait(cluster.submit(spec(text=NOTHING, nodes=1)), has_ended, timeout_s=60)
+    cluster.close()
+
+    assert is_alive(by_hand)
+    send_signal(by_hand, signal.SIGTERM)
+    eventually(lambda: not is_alive(by_hand))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # optimizers import it, which makes a folder for compiled code
 
 from tmover.state.capture import Tracked
 from tmover.state.transfer import Received, receive_state, send_state
@@ -27,13 +27,12 @@ class HandOver(Protocol):
 
 
 @pytest.fixture(autouse=True)
-def _steady() -> Iterator[None]:
+def _steady() -> None:
     """One thread, known streams."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    yield
 
 
 @pytest.fixture

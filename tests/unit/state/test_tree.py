@@ -151,7 +151,7 @@ class Custom:
         ({"hook": lambda: None}, "['hook'] is a function"),
         ({"a": [0, {1, 2}]}, "['a'][1] is a set"),
         ({"a": (0, frozenset())}, "['a'][1] is a set"),
-        ({"g": (i for i in ())}, "['g'] is a generator"),
+        ({"g": (x for x in [1])}, "['g'] is a generator"),
         ({"c": Custom()}, "['c'] is a `"),
         ({"c": Custom}, "['c'] is a class"),
         ({"m": math}, "['m'] is a module"),

@@ -54,6 +54,13 @@ def test_a_fault_for_standbys_spares_those_that_never_were_one() -> None:
     assert due(injection, point=Point.IN_VOTE, step=0, was_standby=True)
 
 
+def test_a_standby_is_spared_what_it_came_to_mend() -> None:
+    (injection,) = parse("kill:rank=1,point=in_vote")
+
+    assert due(injection, point=Point.IN_VOTE, step=0)
+    assert not due(injection, point=Point.IN_VOTE, step=0, was_standby=True)
+
+
 def test_a_fault_happens_once() -> None:
     injector = Injector("raise:point=step_open", lambda: SECOND)
 

@@ -1,55 +1,20 @@
-"""A real controller process, real sockets, scripted agents: whole stories, with and without its death."""
+"""Whole stories with scripted agents, and with the controller's death at each of their points."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pathlib
-import re
-import shutil
-import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import psutil
 import pytest
-import zmq
-from support.scripted import (
-    Agent,
-    Cast,
-    Controller,
-    journaled,
-    kinds,
-    on_stage,
-    reachable,
-    wait_for,
-)
 
-from tmover import wire
-from tmover.controller.client import Client, ask, read_address
-from tmover.core.events import (
-    NO_STEP,
-    Assign,
-    DeadlinePassed,
-    Prepare,
-    Reported,
-    Revoke,
-    Stop,
-    Verified,
-    Welcome,
+from support.scripted import (
+    Cast,
 )
-from tmover.errors import ConfigError, ControllerUnavailable, Refused
-from tmover.scheduler.local import LocalScheduler
+from tmover import wire
+from tmover.controller.client import ask
+from tmover.core.events import Assign, Prepare, Revoke
 
 Kill = Callable[..., None]
 """Called at each named point of a story, with what happens at that point."""
-QUICK = {"TMOVER_CONTROLLER_POLL_S": "0.1", "TMOVER_CONTROLLER_LEASE_S": "20"}
-
-
-@pytest.fixture
-def cast(tmp_path: pathlib.Path) -> Iterator[Cast]:
-    with on_stage(tmp_path, QUICK) as cast:
-        yield cast
 
 
 def nothing() -> None:
@@ -64,7 +29,10 @@ class Undisturbed:
 
 
 class KilledAt:
-    """Kills the controller at some points of a story, has there happen what does, starts it again."""
+    """Kills the controller at points of a story (all, if none is named), and starts it again.
+
+    What happens at such a point happens while no controller hears it.
+    """
 
     def __init__(self, cast: Cast, *points: str) -> None:
         self._cast = cast
@@ -140,14 +108,14 @@ def failure(cast: Cast, at: Kill) -> dict[str, object]:
     at("the joiner gets its orders", joiner.let_go)
     cast.until(lambda: cast.status(job).phase == "training", "training")
     at("the failure is over")
-    assigned = {a.last(Assign) for a in (second, third, joiner)}
+    assigned = [agent.last(Assign) for agent in (second, third, joiner)]
     nodes = cast.nodes(job)
 
     for agent in (second, third, joiner):
         agent.finish()
-    steps = sorted(order.step for order in assigned if order is not None)
+    steps = {order.step for order in assigned if order is not None}
     epochs = tuple(agent.rank.epoch for agent in (second, third, joiner))
-    return ending(cast, job) | {"nodes": nodes, "steps": set(steps), "epochs": epochs}
+    return ending(cast, job) | {"nodes": nodes, "steps": steps, "epochs": epochs}
 
 
 def ending(cast: Cast, job: str) -> dict[str, object]:
@@ -188,16 +156,16 @@ def test_a_planned_move(cast: Cast) -> None:
     assert planned_move(cast, Undisturbed()) == MOVED
 
 
-def test_a_planned_move_survives_the_controllers_death_at_every_point(cast: Cast) -> None:
-    assert planned_move(cast, KilledAt(cast)) == MOVED
+def test_a_planned_move_survives_the_controllers_death_at_every_point(own: Cast) -> None:
+    assert planned_move(own, KilledAt(own)) == MOVED
 
 
 def test_a_failure(cast: Cast) -> None:
     assert failure(cast, Undisturbed()) == RECOVERED
 
 
-def test_a_failure_survives_the_controllers_death_at_every_point(cast: Cast) -> None:
-    assert failure(cast, KilledAt(cast)) == RECOVERED
+def test_a_failure_survives_the_controllers_death_at_every_point(own: Cast) -> None:
+    assert failure(own, KilledAt(own)) == RECOVERED
 
 
 @pytest.mark.full
@@ -209,10 +177,10 @@ def test_a_failure_survives_the_controllers_death_at_every_point(cast: Cast) -> 
         "one rank has passed", "the move is done", "one rank has finished",
     ],
 )  # fmt: skip
-def test_a_planned_move_survives_the_controllers_death(cast: Cast, point: str) -> None:
-    killed = KilledAt(cast, point)
+def test_a_planned_move_survives_the_controllers_death(own: Cast, point: str) -> None:
+    killed = KilledAt(own, point)
 
-    assert planned_move(cast, killed) == MOVED
+    assert planned_move(own, killed) == MOVED
     assert point in killed.seen
 
 
@@ -224,8 +192,8 @@ def test_a_planned_move_survives_the_controllers_death(cast: Cast, point: str) -
         "the last survivor reports", "the joiner gets its orders", "the failure is over",
     ],
 )  # fmt: skip
-def test_a_failure_survives_the_controllers_death(cast: Cast, point: str) -> None:
-    killed = KilledAt(cast, point)
+def test_a_failure_survives_the_controllers_death(own: Cast, point: str) -> None:
+    killed = KilledAt(own, point)
 
-    assert failure(cast, killed) == RECOVERED
+    assert failure(own, killed) == RECOVERED
     assert point in killed.seen

@@ -1,0 +1,141 @@
+"""Who may open a link, and what strangers can do to a listener."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tmover.comm.dial import dial
+from tmover.comm.handshake import Hello
+from tmover.comm.latch import Latch
+from tmover.comm.listener import Key, Late, Listener
+from tmover.errors import Interrupted, LinkError
+
+SECRET = b"s" * 32
+HELLO = Hello(job="7", epoch=3, group="g", lane="data", sender="b/0", receiver="a/0")
+KEY = Key("g", "data", "b/0")
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener(
+        "127.0.0.1",
+        secret=SECRET,
+        check=lambda hello: f"epoch {hello.epoch} is over" if hello.epoch < 3 else "",
+        handshake_s=0.2,
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def latch() -> Iterator[Latch]:
+    made = Latch()
+    yield made
+    made.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+def call(
+    listener: Listener, latch: Latch, hello: Hello = HELLO, secret: bytes = SECRET
+) -> socket.socket:
+    return dial(
+        listener.endpoint, hello, secret=secret, source="127.0.0.1", latch=latch, deadline=soon()
+    )
+
+
+def test_a_link_is_handed_to_who_waits_for_it(listener: Listener, latch: Latch) -> None:
+    dialed = call(listener, latch)
+    with dialed, listener.take(KEY, since=3, latch=latch, deadline=soon()) as taken:
+        dialed.send(b"ping")
+        taken.setblocking(True)
+        assert taken.recv(4) == b"ping"
+
+
+def test_a_link_of_an_epoch_before_is_not_taken(listener: Listener, latch: Latch) -> None:
+    late = time.monotonic() + 0.02
+    with call(listener, latch), pytest.raises(Late, match="no link came from b/0") as caught:
+        listener.take(KEY, since=4, latch=latch, deadline=late)
+
+    assert caught.value.peers == ("b/0",)
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_a_later_link_for_the_same_use_replaces_the_one_before(
+    listener: Listener, latch: Latch
+) -> None:
+    first, second = call(listener, latch), call(listener, latch)
+    first.settimeout(5)
+    assert first.recv(1) == b""
+    with first, second, listener.take(KEY, since=3, latch=latch, deadline=soon()) as taken:
+        second.send(b"x")
+        taken.setblocking(True)
+        assert taken.recv(1) == b"x"
+
+
+def test_a_wrong_secret_is_refused(listener: Listener, latch: Latch) -> None:
+    with pytest.raises(LinkError, match="does not hold this job's secret"):
+        call(listener, latch, secret=b"o" * 32)
+
+    assert listener.glance(KEY, since=0) is None
+
+
+def test_a_refused_hello_gets_the_reason(listener: Listener, latch: Latch) -> None:
+    with pytest.raises(LinkError, match="a/0 refused the link: epoch 2 is over"):
+        call(listener, latch, msgspec.structs.replace(HELLO, epoch=2))
+
+
+def test_strangers_neither_block_nor_stay(listener: Listener, latch: Latch) -> None:
+    host, _, port = listener.endpoint.rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(5)]
+    noisy = socket.create_connection((host, int(port)))
+    noisy.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+    with call(listener, latch):
+        listener.take(KEY, since=3, latch=latch, deadline=soon()).close()
+
+    for stranger in (*silent, noisy):
+        stranger.settimeout(5)
+        try:
+            assert stranger.recv(1) == b""
+        except ConnectionResetError:
+            assert stranger is noisy
+        stranger.close()
+
+
+def test_waiting_ends_when_the_latch_is_set(listener: Listener, latch: Latch) -> None:
+    latch.set("enough")
+
+    with pytest.raises(Interrupted, match="enough"):
+        listener.take(KEY, since=3, latch=latch, deadline=soon())
+    with pytest.raises(Interrupted, match="enough"):
+        call(listener, latch)
+
+
+def test_dialing_nobody_says_whom(latch: Latch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+
+    with pytest.raises(LinkError, match=r"no link to a/0 at 127.0.0.1:.*refused"):
+        dial(endpoint, HELLO, secret=SECRET, source="127.0.0.1", latch=latch, deadline=soon())
+
+
+def test_dialing_somebody_who_never_answers_ends(latch: Latch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(LinkError, match="no answer in time"):
+            dial(
+                endpoint,
+                HELLO,
+                secret=SECRET,
+                source="127.0.0.1",
+                latch=latch,
+                deadline=time.monotonic() + 0.02,
+            )

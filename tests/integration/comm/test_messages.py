@@ -1,0 +1,115 @@
+"""Send and receive between ranks, in every order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from integration.comm.harness import in_world
+from tmover.errors import ProtocolError
+
+LARGE = 3_000_000
+
+
+def test_ranks_that_both_send_first_do_not_wait_for_each_other() -> None:
+    def program(rank: int, _size: int) -> None:
+        other = 1 - rank
+        for count in (1, 1000, LARGE):
+            sent = dist.isend(torch.full((count,), float(rank)), other)
+            received = torch.empty(count)
+            assert dist.recv(received, other) == other
+            assert sent is not None
+            sent.wait()
+            assert torch.equal(received, torch.full((count,), float(other)))
+
+    in_world(program, 2)
+
+
+def test_messages_find_their_tags_in_whatever_order_they_are_asked_for() -> None:
+    def program(rank: int, _size: int) -> None:
+        if rank == 0:
+            for tag in (3, 1, 2, 1):
+                dist.send(torch.tensor([tag, tag * tag]), 1, tag=tag)
+        else:
+            for tag in (1, 2, 3, 1):
+                tensor = torch.zeros(2, dtype=torch.int64)
+                dist.recv(tensor, 0, tag=tag)
+                assert tensor.tolist() == [tag, tag * tag]
+
+    in_world(program, 2)
+
+
+def test_a_batch_goes_around_the_ring() -> None:
+    def program(rank: int, size: int) -> None:
+        after, before = (rank + 1) % size, (rank - 1) % size
+        sent, received = torch.full((70_000,), float(rank)), torch.empty(70_000)
+        operations = [
+            dist.P2POp(dist.isend, sent, after),
+            dist.P2POp(dist.irecv, received, before),
+        ]
+        for _ in range(5):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            assert torch.equal(received, torch.full_like(received, before))
+
+    in_world(program, 3)
+
+
+def test_a_message_may_come_from_any_rank() -> None:
+    def program(rank: int, size: int) -> None:
+        if rank:
+            dist.send(torch.tensor([rank]), 0, tag=7)
+            return
+        seen = set()
+        for _ in range(size - 1):
+            tensor = torch.zeros(1, dtype=torch.int64)
+            source = dist.recv(tensor, tag=7)
+            assert tensor.item() == source
+            seen.add(source)
+        assert seen == {1, 2}
+
+    in_world(program, 3)
+
+
+def test_a_rank_may_write_to_itself_and_into_any_layout() -> None:
+    def program(rank: int, _size: int) -> None:
+        into = torch.zeros(3, 4).t()
+        sent = dist.isend(torch.arange(12.0).view(4, 3), rank)
+        received = dist.irecv(into, rank)
+        assert sent is not None
+        assert received is not None
+        received.wait()
+        assert torch.equal(into, torch.arange(12.0).view(4, 3))
+
+    in_world(program, 2)
+
+
+def test_messages_of_a_group_use_its_ranks() -> None:
+    def program(rank: int, _size: int) -> None:
+        group = dist.new_group([2, 0])
+        tensor = torch.tensor([float(rank)])
+        if rank == 0:
+            dist.send(tensor, 2, group=group)
+        if rank == 2:
+            assert dist.recv(tensor, 0, group=group) == 0
+            assert tensor.item() == 0
+
+    in_world(program, 3)
+
+
+def test_a_message_of_another_size_is_an_error_that_names_both() -> None:
+    def program(rank: int, _size: int) -> Any:
+        if rank == 0:
+            dist.send(torch.ones(3), 1, tag=5)
+            return None
+        with pytest.raises(ProtocolError) as caught:
+            dist.recv(torch.ones(4), 0, tag=5)
+        return str(caught.value)
+
+    found = in_world(program, 2)
+
+    assert "a message with tag 5 of 12 bytes" in found["n1"]
+    assert "a tensor of 16 bytes" in found["n1"]

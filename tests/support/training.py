@@ -1,0 +1,178 @@
+"""Jobs that really train, in a cluster of forked processes, and what they leave in their traces."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from tmover.cluster import JobSpec, LocalCluster, agent_argv
+from tmover.wire import JobStatus
+
+SCRIPT = pathlib.Path(__file__).parents[1] / "e2e" / "train_small.py"
+PATIENCE_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is trained: runs of one kind end with the same bits, whatever happens to them."""
+
+    nodes: int = 3
+    nproc: int = 1
+    steps: int = 20
+    arguments: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What is left of a run."""
+
+    status: JobStatus
+    finals: dict[int, tuple[str, str]]
+    """By rank: digest of what all hold, and of what it alone holds."""
+    committed: dict[tuple[int, int], tuple[int, ...]]
+    """The samples of each committed step, by rank and step."""
+    repeated: list[tuple[int, int]]
+    """Rank and step of what was committed twice."""
+    lines: list[dict[str, Any]]
+
+    def redone(self) -> int:
+        """Return how many different steps were done again."""
+        return len({line["step"] for line in self.lines if line["event"] == "redo"})
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the trace lines of one kind."""
+        return [line for line in self.lines if line["event"] == name]
+
+
+class Training:
+    """One job in a cluster."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        kind: Kind,
+        *,
+        standby: int = 1,
+        inject: str = "",
+        hold_at: int | None = None,
+        arguments: tuple[str, ...] = (),
+        script: pathlib.Path = SCRIPT,
+    ) -> None:
+        self.cluster = cluster
+        self.kind = kind
+        self._trace = cluster.state / "trace"
+        self._gate = cluster.state / "gate"
+        hold = () if hold_at is None else ("--hold", str(hold_at), str(self._gate))
+        argv = agent_argv(
+            str(script),
+            "--steps",
+            str(kind.steps),
+            *kind.arguments,
+            *arguments,
+            *hold,
+            nproc=kind.nproc,
+        )
+        env = {
+            "TMOVER_TRACE": str(self._trace),
+            "TMOVER_INJECT": inject,
+            "OMP_NUM_THREADS": "1",
+        }
+        self.job = cluster.submit(
+            JobSpec(
+                nodes=kind.nodes,
+                standby=standby,
+                nproc=kind.nproc,
+                argv=argv,
+                env=env,
+                cwd=cluster.state,
+            )
+        )
+
+    def until(self, due: Callable[[JobStatus], bool]) -> JobStatus:
+        """Wait until the job's status is as wanted."""
+        return self.cluster.wait(self.job, due, timeout_s=PATIENCE_S)
+
+    def until_movable(self) -> JobStatus:
+        """Wait until all train and a standby is warm."""
+        return self.until(
+            lambda status: (
+                status.phase == "training"
+                and any(standby.state == "warm" for standby in status.standbys)
+            )
+        )
+
+    def open_gate(self) -> None:
+        """Let rank 0 go on from where it holds."""
+        self._gate.touch()
+
+    def node_of(self, slot: int) -> str:
+        """Return the node that holds a slot now."""
+        return self.cluster.status(self.job).slots[slot].node
+
+    def log(self) -> str:
+        """Return what all nodes have printed."""
+        logs = self.cluster.logs(self.job)
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')}"
+            for path in sorted(logs.iterdir())
+        )
+
+    def finish(self) -> Outcome:
+        """Wait for the end; return what is left."""
+        try:
+            status = self.until(lambda status: status.code is not None)
+        except Exception as error:
+            error.args = (f"{error}\n{self.log()}\n{self._summary()}",)
+            raise
+        return self._outcome(status)
+
+    def _summary(self) -> str:
+        lines = self._lines()
+        return "\n".join(
+            str(line) for line in lines if line["event"] not in ("committed", "attempt")
+        )
+
+    def _lines(self) -> list[dict[str, Any]]:
+        if not self._trace.exists():
+            return []
+        texts = [path.read_text() for path in self._trace.iterdir()]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return sorted(lines, key=lambda line: float(line["t"]))
+
+    def _outcome(self, status: JobStatus) -> Outcome:
+        lines = self._lines()
+        committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
+        for line in lines:
+            if line["event"] == "committed" and line["step"] < self.kind.steps:
+                committed[line["rank"], line["step"]].append(tuple(line["samples"]))
+        return Outcome(
+            status=status,
+            finals={
+                line["rank"]: (line["digest"], line["record"])
+                for line in lines
+                if line["event"] == "finished"
+            },
+            committed={key: found[0] for key, found in committed.items()},
+            repeated=[key for key, found in committed.items() if len(found) > 1],
+            lines=lines,
+        )
+
+
+def assert_as_if_undisturbed(outcome: Outcome, undisturbed: Outcome, kind: Kind) -> None:
+    """Fail unless the run ended well, with the same bits and the same samples in the same steps."""
+    ranks = range(kind.nodes * kind.nproc)
+    assert outcome.status.code == 0, outcome.status
+    assert set(undisturbed.finals) == set(ranks)
+    assert outcome.finals == undisturbed.finals
+    assert set(undisturbed.committed) == {(r, s) for r in ranks for s in range(kind.steps)}
+    unlogged = set(undisturbed.committed) - set(outcome.committed)
+    for key in outcome.committed:
+        assert outcome.committed[key] == undisturbed.committed[key], key
+    assert not outcome.repeated
+    # a process that is killed after a vote passed, and before it could say so, is the only one whose
+    # committed step may be missing in the traces; the state above proves that it was applied
+    assert len(unlogged) <= kind.nproc, unlogged

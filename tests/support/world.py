@@ -1,0 +1,458 @@
+"""A whole job in one process: simulated ranks and agents, and the real `decide`.
+
+Everything that happens lies in a queue until the tape says that it is next: each frame of each link,
+each message up or down, each turn of a script. Only heads of queues can be next, since links and
+connections keep their order. When nothing is left, the timers and leases that are due go off.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from support.process import Frame, Kind, Stage, Worker, mixed
+from tmover.core.events import (
+    Action,
+    Answered,
+    AnyEvent,
+    AnyOrder,
+    ArmDeadline,
+    Assign,
+    DeadlinePassed,
+    EndNode,
+    Exited,
+    Finished,
+    FromAgent,
+    Joined,
+    Launched,
+    LeaseExpired,
+    MoveRequested,
+    NodeLost,
+    Order,
+    OrderNode,
+    Plan,
+    Prepare,
+    Probe,
+    Start,
+    Stop,
+    Submitted,
+    Wait,
+    Welcome,
+)
+from tmover.core.job import Job, decide, wake
+from tmover.core.phase import Ended, Waiting
+
+MAX_TICKS = 20_000
+
+
+class Chaos(NamedTuple):
+    """Something that goes wrong at a moment."""
+
+    tick: int
+    kind: str
+    who: int = 0
+    """Which of those it can happen to."""
+
+
+class SimAgent:
+    """One `tmover run`: it relays, and keeps the last word of each kind for a new controller."""
+
+    def __init__(self, joined: Joined) -> None:
+        self.joined = joined
+        self.name, self.node = joined.agent, joined.node
+        self.launch = 0
+        self.workers: dict[str, Worker] = {}
+        self.kept: dict[tuple[str, str], FromAgent] = {}
+        self.alive = True
+        self.exited: Exited | None = None
+
+    def remember(self, event: FromAgent) -> None:
+        who = getattr(event, "worker", "")
+        self.kept.pop((who, type(event).__name__), None)
+        self.kept[who, type(event).__name__] = event
+
+
+class World:
+    """The simulation."""
+
+    def __init__(
+        self,
+        *,
+        nnodes: int = 3,
+        nproc: int = 1,
+        standbys: int = 1,
+        spares: int = 0,
+        total: int = 4,
+        tape: bytes = b"",
+        chaos: Iterable[Chaos] = (),
+    ) -> None:
+        self.nnodes, self.nproc, self.total = nnodes, nproc, total
+        self.spares = spares
+        self.tape: Iterator[int] = iter(tape)
+        self.chaos = sorted(chaos)
+        self.queues: dict[tuple[str, ...], collections.deque[tuple[int, Any]]] = {}
+        self.clock = 0
+        self.tick = 0
+        self.agents: dict[str, SimAgent] = {}
+        self.fenced: set[str] = set()
+        self.job = Job(name="j")
+        self.journal: list[AnyEvent] = []
+        self.orders: list[AnyOrder] = []
+        self.timers: dict[tuple[Wait, int], None] = {}
+        self.plans: dict[int, Plan] = {}
+        self.truth = undisturbed(nnodes * nproc, total)
+        self.steps: dict[str, int] = {}
+        self.restarts = 0
+        self.orders_open = 0
+        self.log: list[str] = []
+        self.decide(Submitted(job="j", nnodes=nnodes, nproc=nproc, owner="me"))
+        for slot in range(nnodes):
+            self.boot(f"a{slot}", standby=False, slot=slot)
+        for standby in range(standbys):
+            self.boot(f"s{standby}", standby=True)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(self) -> World:
+        """Let everything happen, in the tape's order, until nothing can."""
+        while self.tick < MAX_TICKS:
+            self.tick += 1
+            while self.chaos and self.chaos[0].tick <= self.tick:
+                self.disturb(self.chaos.pop(0))
+            if not self.happen() and not self.wait():
+                if not self.chaos:
+                    return self
+                self.disturb(self.chaos.pop(0))
+        raise AssertionError("the run does not end")
+
+    def happen(self) -> bool:
+        """Let the next thing happen; return False if there is none."""
+        heads = sorted((queue[0][0], key) for key, queue in self.queues.items() if queue)
+        if not heads:
+            return False
+        _, key = heads[next(self.tape, 0) % len(heads)]
+        queue = self.queues[key]
+        _, item = queue.popleft()
+        if not queue:
+            del self.queues[key]
+        self.log.append(f"{self.tick} {key} {item}")
+        match key:
+            case ("link", source, peer):
+                worker = self.worker(peer)
+                if worker is not None:
+                    worker.receive(source, item)
+            case ("up", _):
+                self.decide(item)
+            case ("down", name):
+                self.hear(self.agents[name], item)
+            case ("cpu", uid):
+                worker = self.worker(uid)
+                if worker is item:
+                    worker.turn()
+            case ("launch", name):
+                self.launch(self.agents[name], item)
+            case ("fence", node):
+                for agent in [a for a in self.agents.values() if a.node == node and a.alive]:
+                    self.kill(agent)
+            case ("boot", name):
+                self.boot(name, standby=True)
+        return True
+
+    def wait(self) -> bool:
+        """Let time pass until a lease or a timer is over; return False if none runs."""
+        if isinstance(self.job.phase, Ended):
+            return False
+        for name, agent in self.agents.items():
+            if not agent.alive and name in self.job.agents:
+                self.decide(LeaseExpired(job="j", agent=name))
+                return True
+        for wait, epoch in self.timers:
+            if wait is Wait.STANDBY and not self.spares:
+                continue
+            del self.timers[wait, epoch]
+            self.decide(DeadlinePassed(job="j", wait=wait, epoch=epoch))
+            return True
+        return False
+
+    def put(self, key: tuple[str, ...], item: object) -> None:
+        self.clock += 1
+        self.queues.setdefault(key, collections.deque()).append((self.clock, item))
+
+    def drop(self, *where: str) -> None:
+        """Empty the queues whose key begins so."""
+        for key in [key for key in self.queues if key[: len(where)] == where]:
+            del self.queues[key]
+
+    # --- the controller ---------------------------------------------------------------------------
+
+    def decide(self, event: AnyEvent) -> None:
+        event = msgspec.structs.replace(event, at=float(self.tick))
+        self.journal.append(event)
+        self.job, actions = decide(self.job, event)
+        self.perform(actions)
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self.log.append(f"    {action}")
+            if isinstance(action, Order):
+                self.orders.append(action)
+                self.check_plan(action)
+                if action.agent in self.agents and self.agents[action.agent].alive:
+                    self.put(("down", action.agent), action)
+            elif isinstance(action, ArmDeadline):
+                self.timers.pop((action.wait, action.epoch), None)
+                self.timers[action.wait, action.epoch] = None
+            elif isinstance(action, EndNode):
+                self.put(("fence", action.node), None)
+            elif isinstance(action, OrderNode) and self.spares:
+                self.spares -= 1
+                self.put(("boot", f"x{self.spares}"), None)
+
+    def check_plan(self, order: AnyOrder) -> None:
+        if not isinstance(order, Start | Prepare | Assign):
+            return
+        plan = order.plan
+        assert self.plans.setdefault(plan.epoch, plan) == plan, "two worlds of one epoch"
+        assert [m.rank for m in plan.members] == list(range(self.nnodes * self.nproc))
+        assert len({m.worker for m in plan.members}) == len(plan.members)
+
+    def restart_controller(self) -> None:
+        """Lose the controller and all that was on its way, and start it from its journal."""
+        self.drop("up")
+        self.drop("down")
+        self.timers.clear()
+        job = Job(name="j")
+        for event in self.journal:
+            job, _ = decide(job, event)
+        assert job == self.job, "the journal does not lead to the same job"
+        self.perform(wake(self.job))
+        for agent in self.agents.values():
+            if agent.alive:
+                for event in (agent.joined, *agent.kept.values()):
+                    self.put(("up", agent.name), event)
+
+    # --- agents -----------------------------------------------------------------------------------
+
+    def boot(self, name: str, *, standby: bool, slot: int | None = None) -> None:
+        joined = Joined(
+            job="j",
+            agent=name,
+            node=f"n-{name}",
+            address=name,
+            nproc=self.nproc,
+            standby=standby,
+            slot=slot,
+        )
+        self.agents[name] = SimAgent(joined)
+        self.put(("up", name), joined)
+
+    def hear(self, agent: SimAgent, order: AnyOrder) -> None:
+        match order:
+            case Welcome():
+                if order.launch > agent.launch:
+                    self.end_workers(agent)
+                    agent.launch, agent.exited = order.launch, None
+                    agent.kept.clear()
+                    self.put(("launch", agent.name), order)
+            case Probe(probe=probe):
+                if agent.workers and agent.exited is None:
+                    self.up(agent, Answered(job="j", agent=agent.name, probe=probe), keep=False)
+            case Stop():
+                self.kill(agent)
+            case _:
+                for worker in list(agent.workers.values()):
+                    worker.hear(order)
+
+    def launch(self, agent: SimAgent, order: Welcome) -> None:
+        if order.launch != agent.launch or not agent.alive:
+            return
+        for local in range(self.nproc):
+            uid = f"{agent.name}/{local}"
+            worker = Worker(
+                uid, order.launch, self.total, self, sandbox=order.sandbox, nproc=self.nproc
+            )
+            agent.workers[uid] = worker
+            if order.sandbox:
+                self.put(("cpu", uid), worker)
+        ends = tuple(f"{uid}:{order.launch}" for uid in agent.workers)
+        self.up(agent, Launched(job="j", agent=agent.name, launch=order.launch, endpoints=ends))
+
+    def up(self, agent: SimAgent, event: FromAgent, *, keep: bool = True) -> None:
+        if keep:
+            agent.remember(event)
+        self.put(("up", agent.name), event)
+
+    def end_workers(self, agent: SimAgent) -> None:
+        """Kill the workers: what they have sent last may or may not get through."""
+        for uid, worker in list(agent.workers.items()):
+            worker.stage = Stage.DEAD
+            del agent.workers[uid]
+            self.drop("cpu", uid)
+            for key in [key for key in self.queues if key[0] == "link" and key[2] == uid]:
+                del self.queues[key]
+            for other in self.living():
+                queue = self.queues.get(("link", uid, other.uid))
+                if queue:
+                    for _ in range(next(self.tape, 0) % (len(queue) + 1)):
+                        queue.pop()
+                self.put(("link", uid, other.uid), Frame(Kind.END, step=worker.launch))
+            for queue in [q for k, q in self.queues.items() if k[0] == "link" and not q]:
+                queue.clear()
+        self.queues = {key: queue for key, queue in self.queues.items() if queue}
+
+    def kill(self, agent: SimAgent) -> None:
+        """Kill everything on the node."""
+        agent.alive = False
+        self.end_workers(agent)
+        self.drop("down", agent.name)
+        self.drop("launch", agent.name)
+        queue = self.queues.get(("up", agent.name))
+        if queue:
+            for _ in range(next(self.tape, 0) % (len(queue) + 1)):
+                queue.pop()
+        self.queues = {key: queue for key, queue in self.queues.items() if queue}
+
+    def exit(self, agent: SimAgent, code: int) -> None:
+        """Let the workers end while the agent lives."""
+        if agent.exited is None and agent.workers:
+            self.end_workers(agent)
+            agent.exited = Exited(
+                job="j", agent=agent.name, launch=agent.launch, code=code, reason=f"code {code}"
+            )
+            self.up(agent, agent.exited)
+
+    # --- what workers need ------------------------------------------------------------------------
+
+    def worker(self, uid: str) -> Worker | None:
+        agent = self.agents.get(uid.rpartition("/")[0])
+        return None if agent is None else agent.workers.get(uid)
+
+    def living(self) -> list[Worker]:
+        return [worker for agent in self.agents.values() for worker in agent.workers.values()]
+
+    def send(self, worker: Worker, peer: str, frame: Frame) -> None:
+        if self.worker(peer) is not None:
+            self.put(("link", worker.uid, peer), frame)
+
+    def tell(self, worker: Worker, event: FromAgent) -> None:
+        if isinstance(event, Finished):
+            assert worker.world is not None
+            rank, last = worker.number(worker.world), self.total - 1
+            assert worker.model == self.truth.models[last], f"{worker} ends elsewhere"
+            assert worker.record == self.truth.records[rank, last], f"{worker} ends elsewhere"
+        self.up(self.agents[worker.uid.rpartition("/")[0]], event)
+
+    def work(self, worker: Worker) -> None:
+        self.put(("cpu", worker.uid), worker)
+
+    def is_up(self, endpoint: str) -> bool:
+        uid, _, launch = endpoint.rpartition(":")
+        worker = self.worker(uid)
+        return worker is not None and worker.launch == int(launch)
+
+    def applied(self, worker: Worker, step: int, model: int) -> None:
+        assert model == self.truth.models[step], f"{worker} is not where step {step} leads"
+
+    def crash(self, worker: Worker) -> None:
+        raise AssertionError(f"{worker} received a state without records")
+
+    # --- disturbances -----------------------------------------------------------------------------
+
+    def target(self, who: int) -> SimAgent | None:
+        """Return a living agent: members by slot, then the others."""
+        members = [self.agents[name] for name in self.job.slots if name in self.agents]
+        others = [agent for agent in self.agents.values() if agent not in members]
+        found = [agent for agent in (*members, *others) if agent.alive]
+        return found[who % len(found)] if found else None
+
+    def disturb(self, chaos: Chaos) -> None:
+        self.log.append(f"{self.tick} CHAOS {chaos}")
+        agent = self.target(chaos.who)
+        match chaos.kind:
+            case "restart":
+                self.restart_controller()
+            case "early" if self.timers:
+                wait, epoch = list(self.timers)[chaos.who % len(self.timers)]
+                del self.timers[wait, epoch]
+                self.decide(DeadlinePassed(job="j", wait=wait, epoch=epoch))
+            case "again" if self.journal:
+                event = self.journal[chaos.who % len(self.journal)]
+                self.decide(event)
+            case "order again" if self.orders:
+                self.repeat(self.orders[-1 - chaos.who * 5 % len(self.orders)].agent, chaos.who)
+            case _ if agent is not None:
+                self.disturb_agent(chaos.kind, agent)
+
+    def repeat(self, name: str, which: int) -> None:
+        """Send an agent again what it was told in its current launch."""
+        told = [order for order in self.orders if order.agent == name]
+        last = max((at for at, order in enumerate(told) if isinstance(order, Welcome)), default=0)
+        if self.agents[name].alive and not isinstance(told[-1], Stop):
+            self.put(("down", name), told[last:][which % len(told[last:])])
+
+    def disturb_agent(self, kind: str, agent: SimAgent) -> None:
+        match kind:
+            case "node":
+                self.kill(agent)
+            case "workers":
+                self.exit(agent, -9)
+            case "script":
+                self.exit(agent, 1)
+            case "request":
+                self.decide(MoveRequested(job="j", node=agent.node, reason="drain"))
+            case "expire" if agent.name in self.job.agents:
+                self.decide(LeaseExpired(job="j", agent=agent.name))
+            case "down" if agent.name in self.job.agents:
+                self.decide(NodeLost(job="j", node=agent.node, reason="down"))
+            case "refuse":
+                for worker in agent.workers.values():
+                    worker.will_refuse = True
+            case "cut":
+                self.cut(agent)
+
+    def cut(self, agent: SimAgent) -> None:
+        """Break the link between an agent's first worker and the one of the next slot."""
+        near = next(iter(agent.workers.values()), None)
+        if near is None or near.world is None or near.world.rank_of(near.uid) is None:
+            return
+        far = self.worker(near.keeper(near.world, self.nproc) or "")
+        if far is None or far is near:
+            return
+        for one, other in ((near, far), (far, near)):
+            self.drop("link", one.uid, other.uid)
+            self.put(("link", one.uid, other.uid), Frame(Kind.CUT, step=one.launch))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that the run ended as it may."""
+        job = Job(name="j")
+        for event in self.journal:
+            job, _ = decide(job, event)
+        assert job == self.job, "the journal does not lead to the same job"
+        phase = self.job.phase
+        if isinstance(phase, Ended):
+            assert not any(agent.alive for agent in self.agents.values()), "somebody was not told"
+            return
+        assert self.job.ordered.nodes > 0 and not self.spares, f"stuck in {phase}"
+        assert isinstance(phase, Waiting) or self.job.vacant(), f"stuck in {phase}"
+
+
+class Truth(NamedTuple):
+    """The models of the undisturbed run, by step."""
+
+    models: dict[int, int]
+    records: dict[tuple[int, int], int]
+
+
+def undisturbed(size: int, total: int) -> Truth:
+    """Return the models and records that a run has in which nothing happens."""
+    models, records = {-1: mixed(0)}, {(rank, -1): 0 for rank in range(size)}
+    for step in range(total):
+        data = [mixed(models[step - 1], step, records[rank, step - 1]) for rank in range(size)]
+        models[step] = mixed(models[step - 1], mixed(*data))
+        for rank in range(size):
+            records[rank, step] = mixed(records[rank, step - 1], rank, step)
+    return Truth(models, records)

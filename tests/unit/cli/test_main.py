@@ -1,0 +1,100 @@
+import pathlib
+
+import pytest
+from click.testing import CliRunner
+
+from tmover.cli.main import COMMANDS, tmover
+
+
+def run(*arguments: str, **env: str) -> tuple[int, str]:
+    """Return the exit code and what was printed, on both streams."""
+    done = CliRunner().invoke(
+        tmover, arguments, prog_name="tmover", env={"TMOVER_JOB": None, **env}
+    )
+    return done.exit_code, done.output
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMOVER_STATE", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text("raise SystemExit('was run')")
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "demo"])
+def test_every_command_has_help(command: str) -> None:
+    code, output = run(command, "--help")
+
+    assert code == 0
+    assert output.startswith(f"Usage: tmover {command}")
+
+
+def test_help_lists_the_commands_and_the_exit_codes() -> None:
+    code, output = run("--help")
+
+    assert code == 0
+    assert all(f"\n  {name} " in output for name in COMMANDS if name != "demo")
+    assert "Exit codes" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run"], "no script given"),
+        (["run", "nope.py"], "there is no script 'nope.py'"),
+        (["run", "."], "there is no script '.'"),
+        (["run", "-m", "no_such_module.x"], "there is no module 'no_such_module.x'"),
+        (["run", "--bogus", "train.py"], "No such option '--bogus'. See `tmover run --help`."),
+        (["run", "--nproc-per-node"], "requires an argument"),
+        (["run", "--no-python", "train.py"], "--no-python: a rank of tmover lives in"),
+        (["run", "--no_python", "train.py"], "--no-python"),
+        (["run", "--run-path", "train.py"], "--run-path"),
+        (["run", "--virtual-local-rank", "train.py"], "--virtual-local-rank"),
+        (["run", "train.py"], "no job to join: TMOVER_JOB is not set"),
+        (["run", "--config", "no.toml", "train.py"], "no.toml"),
+        (["submit", "train.py"], "add --local"),
+        (["submit", "--local"], "no script given"),
+        (["submit", "--local", "--nodes", "0", "train.py"], "0 is not in the range"),
+        (["submit", "--local", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
+        (["submit", "--local", "nope.py"], "there is no script"),
+        (["migrate"], "Missing argument 'NODE'"),
+        (["bogus"], "No such command 'bogus'"),
+        (["--bogus"], "No such option '--bogus'. See `tmover --help`."),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line_and_exit_code_2(
+    arguments: list[str], complaint: str
+) -> None:
+    code, output = run(*arguments)
+
+    assert code == 2
+    assert complaint in output
+    assert output.startswith("error: ")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "1"], ["migrate", "n"], ["cancel"]])
+def test_without_a_controller_a_command_says_how_to_start_one(command: list[str]) -> None:
+    code, output = run(*command)
+
+    assert code == 4
+    assert output.startswith("error: no controller runs on")
+    assert "`tmover controller --state" in output
+    assert output.count("\n") == 1
+
+
+def test_flags_for_nodes_are_ignored_aloud() -> None:
+    code, output = run("run", "--nnodes", "4", "--rdzv_backend=c10d", "--standalone", "train.py")
+
+    assert code == 2  # there is no job
+    first = output.splitlines()[0]
+    assert first == (
+        "tmover: ignored --nnodes, --rdzv-backend, --standalone: the controller decides that"
+    )
+
+
+def test_a_bad_environment_is_named() -> None:
+    code, output = run("run", "train.py", TMOVER_JOB="1", TMOVER_AGENT_HEARTBAT_S="1")
+
+    assert code == 2
+    assert "did you mean TMOVER_AGENT_HEARTBEAT_S" in output

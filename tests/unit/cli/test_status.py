@@ -1,0 +1,36 @@
+from tmover.cli.status import render
+from tmover.wire import JobStatus, MoveStatus, SlotStatus, StandbyStatus
+
+STATUS = JobStatus(
+    job="3",
+    owner="me",
+    phase="preparing",
+    epoch=4,
+    step=120,
+    world_size=4,
+    slots=(
+        SlotStatus(slot=0, node="node1", agent="node1-aa", state="training", step=120, heard_s=0.2),
+        SlotStatus(slot=1, node="", agent="", state="vacant", step=None, heard_s=None),
+    ),
+    standbys=(StandbyStatus(node="node12", agent="node12-bb", state="warm", heard_s=12.0),),
+    move=MoveStatus(phase="preparing", leaver="node1", joiner="node12", epoch=5),
+    notes=("12:00:00 hello", "12:00:01 node1 is to be left: fan"),
+    outcome="",
+)
+
+SCREEN = """\
+JOB 3  preparing  step 120  epoch 4  ranks 4  owner me
+
+SLOT  NODE    STATE     STEP  HEARD  AGENT
+0     node1   training  120   0.2s   node1-aa
+1     -       vacant    -     -
+-     node12  warm      -     12.0s  node12-bb
+
+move: preparing in epoch 5, node1 to node12
+
+  12:00:00 hello
+  12:00:01 node1 is to be left: fan"""
+
+
+def test_a_status_is_a_plain_table() -> None:
+    assert render(STATUS) == SCREEN

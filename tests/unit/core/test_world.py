@@ -1,0 +1,144 @@
+"""Whole runs of simulated ranks under the real `decide`, in every order that hypothesis finds."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from support.world import Chaos, World
+from tmover.core.phase import Ended
+
+DEATHS = ("node", "workers")
+CHAOS = (
+    *DEATHS, "down", "request", "cut", "refuse", "restart", "again", "order again",
+    "script", "expire", "early",
+)  # fmt: skip
+HARMLESS = tuple(kind for kind in CHAOS if kind not in ("script", "expire", "early"))
+"""What must not keep a job from its end, given nodes enough."""
+
+tapes = st.binary(max_size=500)
+
+
+def disturbances(kinds: tuple[str, ...]) -> st.SearchStrategy[list[Chaos]]:
+    one = st.builds(
+        Chaos, tick=st.integers(1, 170), kind=st.sampled_from(kinds), who=st.integers(0, 7)
+    )
+    return st.lists(one, max_size=4)
+
+
+def ended(world: World) -> Ended:
+    assert isinstance(world.job.phase, Ended), world.job.phase
+    return world.job.phase
+
+
+def test_an_undisturbed_run_ends_where_it_must() -> None:
+    world = World().run()
+
+    world.check()
+    assert ended(world) == Ended(code=0, reason="done")
+    assert world.job.epoch == 1
+
+
+@given(
+    tape=tapes,
+    chaos=disturbances(CHAOS),
+    nnodes=st.integers(1, 4),
+    standbys=st.integers(0, 2),
+    total=st.sampled_from((1, 4)),
+)
+def test_every_run_ends_in_a_declared_outcome_with_every_step_applied_once(
+    tape: bytes, chaos: list[Chaos], nnodes: int, standbys: int, total: int
+) -> None:
+    world = World(nnodes=nnodes, standbys=standbys, spares=1, total=total, tape=tape, chaos=chaos)
+
+    world.run().check()
+
+
+@given(tape=tapes, chaos=disturbances(HARMLESS), moves=st.booleans(), nproc=st.integers(1, 2))
+def test_with_nodes_enough_every_run_comes_to_its_end(
+    tape: bytes, chaos: list[Chaos], moves: bool, nproc: int
+) -> None:
+    if moves:
+        chaos = [*chaos, Chaos(tick=45, kind="request", who=1)]
+    world = World(standbys=2, spares=9, nproc=nproc, tape=tape, chaos=chaos)
+
+    world.run().check()
+
+    reason = ended(world).reason
+    assert reason == "done" or reason.startswith("no workers came up in time")
+
+
+@pytest.mark.parametrize("kind", DEATHS)
+@pytest.mark.parametrize("who", [0, 1, 2, 3], ids=["rank 0", "leaver", "stayer", "joiner"])
+def test_a_death_at_any_point_of_a_planned_move_costs_no_step(who: int, kind: str) -> None:
+    for tick in range(50, 150, 4):
+        chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind=kind, who=who)]
+        world = World(standbys=2, total=9, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
+        assert world.job.slots[1] != "a1", f"the move was not made: {chaos}"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("second", [0, 1, 2, 3])
+def test_a_second_death_at_any_point_of_a_recovery_is_a_death_like_any_other(
+    first: int, second: int
+) -> None:
+    for tick in range(60, 150, 5):
+        chaos = [
+            Chaos(tick=60, kind="node", who=first),
+            Chaos(tick=tick, kind="node", who=second),
+        ]
+        world = World(nnodes=3, standbys=2, spares=1, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
+
+
+@pytest.mark.parametrize("kind", ["request", "node", "cut"])
+def test_a_controller_may_die_at_any_point(kind: str) -> None:
+    for tick in range(1, 150, 5):
+        chaos = [Chaos(tick=55, kind=kind, who=1), Chaos(tick=tick, kind="restart")]
+        world = World(standbys=1, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
+
+
+def test_an_order_to_vote_for_an_epoch_that_has_begun_changes_nothing() -> None:
+    """A controller that is started again repeats `Arm` to ranks inside the barrier or beyond it."""
+    for tick in range(70, 130):
+        chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind="restart")]
+        world = World(standbys=1, chaos=chaos)
+
+        world.run().check()
+
+        assert world.job.epoch == 2, chaos
+
+
+@pytest.mark.full
+@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    tape=st.binary(max_size=1500),
+    chaos=st.lists(
+        st.builds(
+            Chaos, tick=st.integers(1, 300), kind=st.sampled_from(CHAOS), who=st.integers(0, 9)
+        ),
+        max_size=8,
+    ),
+    nnodes=st.integers(1, 5),
+    nproc=st.integers(1, 2),
+    standbys=st.integers(0, 3),
+    total=st.integers(1, 7),
+)
+def test_long_runs(
+    tape: bytes, chaos: list[Chaos], nnodes: int, nproc: int, standbys: int, total: int
+) -> None:
+    world = World(
+        nnodes=nnodes, nproc=nproc, standbys=standbys, spares=2, total=total, tape=tape, chaos=chaos
+    )
+
+    world.run().check()

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tmover.errors import StateError
+from tmover.state.capture import Tracked
+from tmover.state.position import Position
+from tmover.state.records import Record
+from unit.state.conftest import HandOver
+
+
+class Seen:
+    """What one rank has counted."""
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(2)
+        self.names: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": self.counts, "names": self.names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.counts, self.names = state["counts"], state["names"]
+
+
+class Rank:
+    """A rank with batch norm and something of its own."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.model.register_buffer("constant", torch.arange(3.0))
+        self.seen = Seen()
+        self.tracked = Tracked()
+        self.tracked.track("model", self.model)
+        self.tracked.track("seen", self.seen, per_rank=True)
+
+    def live(self, samples: int) -> None:
+        """Do what leaves traces in this rank alone."""
+        for _ in range(samples):
+            self.model(torch.randn(4, 3))
+        self.seen.counts += samples
+        self.seen.names.append(str(samples))
+        random.random()
+        np.random.randn()
+
+    def record(self, position: Position | None = None) -> bytes:
+        return Record.capture(self.tracked, position=position).encode()
+
+
+def draw() -> list[float]:
+    return [random.random(), float(np.random.randn()), torch.rand(()).item()]
+
+
+def test_a_dead_ranks_state_is_made_of_anothers_and_its_record(hand_over: HandOver) -> None:
+    dead, other, joiner = Rank(), Rank(), Rank()
+    hand_over(dead.tracked, other.tracked)
+    dead.live(3)
+    record = dead.record(Position(1, 7, 99))
+    expected = draw()
+    other.live(5)
+    joiner.live(2)
+
+    received = hand_over(other.tracked, joiner.tracked, record=record)
+    decoded = Record.decode(received.record)
+    decoded.restore_private(joiner.tracked)
+    decoded.restore_rng()
+
+    assert draw() == expected
+    assert decoded.position == Position(1, 7, 99)
+    assert joiner.tracked.digest() == dead.tracked.digest()
+    assert joiner.tracked.digest() != other.tracked.digest()
+    assert joiner.seen.names == ["3"]
+
+
+def test_a_record_made_of_a_record_is_the_same(hand_over: HandOver) -> None:
+    dead, joiner = Rank(), Rank()
+    dead.live(3)
+    record = dead.record(Position(0, 1, 2))
+    joiner.live(1)
+    hand_over(dead.tracked, joiner.tracked)
+
+    decoded = Record.decode(record)
+    decoded.restore_private(joiner.tracked)
+    decoded.restore_rng()
+
+    assert Record.digest(joiner.record(Position(0, 1, 2))) == Record.digest(record)
+
+
+def test_only_buffers_that_vary_are_in_a_record() -> None:
+    rank = Rank()
+    assert Record.decode(rank.record()).buffers == {}
+
+    rank.live(1)
+
+    buffers = Record.decode(rank.record()).buffers
+    assert {k: sorted(v) for k, v in buffers.items()} == {
+        "model": ["1.num_batches_tracked", "1.running_mean", "1.running_var"]
+    }
+
+
+def test_what_is_replicated_is_not_in_a_record_and_what_is_not_is(hand_over: HandOver) -> None:
+    source, target = Rank(), Rank()
+    source.live(4)
+
+    hand_over(source.tracked, target.tracked)
+
+    assert target.seen.names == []
+    assert [*Record.decode(source.record()).objects] == ["seen"]
+
+
+def test_restoring_draws_no_random_number() -> None:
+    rank = Rank()
+    rank.live(1)
+    record = Record.decode(rank.record())
+    torch.manual_seed(4)
+    expected = draw()[2]
+    torch.manual_seed(4)
+
+    record.restore_private(rank.tracked)
+
+    assert draw()[2] == expected
+
+
+def test_a_whole_module_may_be_a_ranks_own(hand_over: HandOver) -> None:
+    def build() -> tuple[nn.Module, Tracked]:
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        tracked = Tracked()
+        tracked.track("expert", module, per_rank=True)
+        return module, tracked
+
+    (source, theirs), (target, ours) = build(), build()
+    source(torch.randn(4, 2))
+    weight = next(target.parameters())
+
+    Record.decode(Record.capture(theirs, position=None).encode()).restore_private(ours)
+
+    assert ours.digest() == theirs.digest()
+    assert next(target.parameters()) is weight
+
+
+@pytest.mark.parametrize("change", ["rng", "position", "buffer", "object"])
+def test_the_digest_of_a_record_changes_with_what_it_holds(change: str) -> None:
+    rank = Rank()
+    rank.live(1)
+    position = Position(0, 1, 2)
+    before = Record.digest(rank.record(position))
+    assert Record.digest(rank.record(position)) == before
+
+    if change == "rng":
+        random.random()
+    elif change == "position":
+        position = Position(0, 2, 2)
+    elif change == "buffer":
+        rank.model[1].running_mean[0] += 1  # type: ignore[index,operator]
+    else:
+        rank.seen.counts[0] += 1
+
+    assert Record.digest(rank.record(position)) != before
+
+
+def test_no_record_has_an_empty_digest() -> None:
+    assert Record.digest(b"") == ""
+
+
+@given(st.data())
+def test_a_record_with_any_byte_changed_is_refused(data: st.DataObject) -> None:
+    record = bytearray(RECORD)
+    at = data.draw(st.integers(0, len(record) - 1))
+    record[at] ^= data.draw(st.integers(1, 255))
+
+    with pytest.raises(StateError, match="damaged"):
+        Record.decode(bytes(record))
+
+
+@given(st.integers(0, 5000))
+def test_a_record_cut_short_is_refused(size: int) -> None:
+    with pytest.raises(StateError, match="damaged"):
+        Record.decode(RECORD[: min(size, len(RECORD) - 1)])
+
+
+def _some_record() -> bytes:
+    rank = Rank()
+    rank.live(1)
+    return rank.record(Position(0, 0, 0))
+
+
+RECORD = _some_record()
+
+
+def test_a_record_for_other_objects_is_refused() -> None:
+    rank, other = Rank(), Tracked()
+    other.track("model", rank.model)
+
+    with pytest.raises(StateError, match=r"private state of \['seen'\] came for \[\]"):
+        Record.decode(rank.record()).restore_private(other)
