@@ -33,7 +33,7 @@ types: install ## Check types
 	$(BIN)/mypy
 
 unit: install ## Run the unit tests (no job, no controller)
-	$(PYTEST) tests/unit --doctest-modules src --timeout 60
+	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
 test: install ## Run every test that fits in eight minutes on two cores
 	$(PYTEST) tests -m 'not full'
@@ -49,8 +49,8 @@ demo: install ## Watch a job survive a move and the loss of rank 0 (under 4 minu
 docs: install ## Regenerate docs/cli.md and the diagram of phases
 	PYTHONPATH=tests $(BIN)/python -m documents
 
-bench: install ## Measure the communicator against gloo
-	$(BIN)/python -m bench
+bench: install ## Measure the parts, one program each
+	for program in bench/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$program || exit 1; done
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -15,9 +15,11 @@ import json
 import multiprocessing
 import socket
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import xxhash
@@ -30,6 +32,7 @@ from tmover.state.transfer import receive_state, send_state
 MIB = 1 << 20
 CHUNK = MIB
 _SOCKET_BYTES = 4 * MIB
+_CPU = struct.Struct("<d")
 
 
 class State:
@@ -105,6 +108,14 @@ WAYS: dict[str, tuple[Side, Side]] = {
 }
 
 
+class Taken(NamedTuple):
+    """What one way took in one round."""
+
+    wall_s: float
+    cpu_s: float
+    """Of both processes: what the ratio is on a machine that has other things to do."""
+
+
 def receiver(port: int, mib: int, rounds: int) -> None:
     """Receive whatever the other process sends, round after round."""
     torch.set_num_threads(1)
@@ -114,7 +125,9 @@ def receiver(port: int, mib: int, rounds: int) -> None:
         for _ in range(rounds):
             for _, receive in WAYS.values():
                 sock.sendall(b"g")
+                begin = time.process_time()
                 receive(sock, state)
+                sock.sendall(_CPU.pack(time.process_time() - begin))
 
 
 def _tune(sock: socket.socket) -> None:
@@ -123,11 +136,23 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
 
 
-def measure(mib: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds each way took, by round."""
+def sender(sock: socket.socket, state: State, send: Side) -> Taken:
+    """Send once the receiver is there."""
+    sock.settimeout(None)
+    sock.recv(1)
+    begin, cpu = time.perf_counter(), time.process_time()
+    send(sock, state)
+    wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    sock.settimeout(None)
+    (theirs,) = _CPU.unpack(sock.recv(_CPU.size, socket.MSG_WAITALL))
+    return Taken(wall_s, cpu_s + theirs)
+
+
+def measure(mib: int, rounds: int) -> dict[str, list[Taken]]:
+    """Return what each way took, by round."""
     torch.set_num_threads(1)
     state = State(mib, 1.0)
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    taken: dict[str, list[Taken]] = {name: [] for name in WAYS}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         other = multiprocessing.get_context("spawn").Process(
@@ -139,34 +164,37 @@ def measure(mib: int, rounds: int) -> dict[str, list[float]]:
             _tune(sock)
             for _ in range(rounds):
                 for name, (send, _) in WAYS.items():
-                    sock.settimeout(None)
-                    sock.recv(1)
-                    begin = time.perf_counter()
-                    send(sock, state)
-                    seconds[name].append(time.perf_counter() - begin)
+                    taken[name].append(sender(sock, state, send))
         other.join()
-    return seconds
+    return taken
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=512, help="size of the state")
-    parser.add_argument("--rounds", type=int, default=5, help="the first one is not counted")
-    parser.add_argument("--json", action="store_true", help="print the medians as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="one more is made and not counted")
+    parser.add_argument("--json", action="store_true", help="print the ratios as JSON")
     args = parser.parse_args()
-    seconds = measure(args.mib, args.rounds + 1)
-    ratios = {
-        name: [a / b for a, b in zip(seconds["plain copy"][1:], taken[1:], strict=True)]
-        for name, taken in seconds.items()
-    }
+    taken = measure(args.mib, args.rounds + 1)
+    ratios = {name: _ratios(taken, name) for name in WAYS}
     if args.json:
-        json.dump({name: statistics.median(values) for name, values in ratios.items()}, sys.stdout)
+        json.dump(ratios, sys.stdout)
         return
-    for name, taken in seconds.items():
-        median = statistics.median(taken[1:])
-        speed, ratio = args.mib / 1024 / median, statistics.median(ratios[name])
-        sys.stdout.write(f"{name:16}{median:8.3f} s {speed:6.2f} GiB/s {ratio:6.2f} of plain\n")
+    for name in WAYS:
+        wall_s = statistics.median(each.wall_s for each in taken[name][1:])
+        ratio = ", ".join(f"{value:.2f} of {base}" for base, value in ratios[name].items())
+        sys.stdout.write(f"{name:16}{args.mib / 1024 / wall_s:6.2f} GiB/s   {ratio}\n")
+
+
+def _ratios(taken: dict[str, list[Taken]], name: str) -> dict[str, float]:
+    """Return the median speeds relative to the ways without hand-off, by wall clock and CPU time."""
+    found = {}
+    for base in ("plain copy", "copy with hash"):
+        rounds = list(zip(taken[base][1:], taken[name][1:], strict=True))
+        found[base] = statistics.median(b.wall_s / t.wall_s for b, t in rounds)
+        found[f"{base} (CPU)"] = statistics.median(b.cpu_s / t.cpu_s for b, t in rounds)
+    return found
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import signal
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
 adopt_orphans()  # whatever a test leaves, however it was started, becomes a child of this process
 resource_tracker.ensure_running()  # multiprocessing would start it in some test, and keep it
 

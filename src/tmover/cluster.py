@@ -87,6 +87,7 @@ def start_controller(state: pathlib.Path, log: pathlib.Path) -> int:
         ],
         setsid=True,
         setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
     )
 
 
@@ -229,10 +230,11 @@ class LocalCluster:
 
     def close(self) -> None:
         """End this object's jobs, and the controller if one of these started it and it is idle."""
-        for job in self._jobs:
-            self.end(job, "the cluster is closed")
-        self._jobs.clear()
-        self.stop_controller()
+        try:
+            while self._jobs:
+                self.end(self._jobs.pop(), "the cluster is closed")
+        finally:
+            self.stop_controller()
 
     def detach(self) -> None:
         """Have `close` leave everything as it is."""

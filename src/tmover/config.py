@@ -34,8 +34,6 @@ class ControllerConfig(_Table, frozen=True):
     """An agent that was not heard of for so long is lost."""
     poll_s: float = 1.0
     """How often the scheduler is asked for the state of its nodes."""
-    relink_again_s: float = 60.0
-    """A link that breaks again within this time, both ends alive, costs one of its nodes."""
     request_s: float = 10.0
     """How long a command waits for the controller's answer."""
 
@@ -75,16 +73,24 @@ class AgentConfig(_Table, frozen=True):
 
 
 class LinkConfig(_Table, frozen=True):
-    """`[links]`: connections between ranks."""
+    """`[links]`: connections between ranks, and when a silent one counts as broken."""
 
-    connect_s: float = 10.0
-    """How long opening a link may take."""
-    handshake_s: float = 5.0
-    """How long the other end may take to prove that it knows the job's secret."""
-    keepalive_s: float = 2.0
-    """A silent link is probed after so long."""
-    dead_s: float = 6.0
-    """A link whose other end has acknowledged nothing for so long is broken."""
+    handshake_s: float = 10.0
+    """Until the other end has proved that it knows the job's secret."""
+    collective_s: float = 1800.0
+    """From the start of a collective to its end; a process group's own timeout goes before it."""
+    barrier_s: float = 120.0
+    """For the commit barrier of a switch, if no controller says that it is over."""
+    state_s: float = 60.0
+    """For one read or write of state that is handed over."""
+    idle_s: int = 2
+    """A link on which nothing has come for so long is probed."""
+    interval_s: int = 1
+    """The time between two probes."""
+    probes: int = 3
+    """A link is broken after so many probes without an answer."""
+    unacked_s: float = 6.0
+    """A link is broken when what was sent is not acknowledged for so long."""
 
 
 class WorkerConfig(_Table, frozen=True):
@@ -93,7 +99,7 @@ class WorkerConfig(_Table, frozen=True):
     fence_after_s: float = 600.0
     """A rank with a broken link and no controller waits so long, frozen, and then ends itself."""
     rehearse_steps: int = 3
-    """Full iterations a standby rehearses: one cold, one in which DDP rebuilds its buckets, one as ever."""
+    """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
 
 
 class LocalConfig(_Table, frozen=True):
@@ -179,16 +185,14 @@ class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     def export(self) -> dict[str, str]:
         """Return the variables that `read` reads."""
-        variables = {
+        return {
             "TMOVER_STATE": str(self.state),
             "TMOVER_JOB": self.job,
             "TMOVER_NODE": self.node,
             "TMOVER_ADDRESS": self.address,
             "TMOVER_ROLE": "standby" if self.standby else "member",
+            "TMOVER_SLOT": "" if self.slot is None else str(self.slot),
         }
-        if self.slot is not None:
-            variables["TMOVER_SLOT"] = str(self.slot)
-        return variables
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,20 +280,17 @@ def _check(config: Config, *, source: str) -> None:
             if key.endswith("_s") and not 0 < value < float("inf"):
                 msg = f"{source}: {name}.{key} = {value}: must be more than 0"
                 raise ConfigError(msg)
-    agent, deadlines = config.agent, config.deadlines
+    agent, deadlines, links = config.agent, config.deadlines, config.links
     relations = (
         (
             agent.heartbeat_s * 3 < config.controller.lease_s,
             "agent.heartbeat_s * 3 < controller.lease_s",
         ),
         (deadlines.accuse_s < deadlines.report_s, "deadlines.accuse_s < deadlines.report_s"),
-        (config.links.keepalive_s < config.links.dead_s, "links.keepalive_s < links.dead_s"),
-        (
-            config.links.handshake_s <= config.links.connect_s,
-            "links.handshake_s <= links.connect_s",
-        ),
-        (config.links.connect_s < deadlines.prepare_s, "links.connect_s < deadlines.prepare_s"),
-        (config.links.connect_s < deadlines.switch_s, "links.connect_s < deadlines.switch_s"),
+        (links.handshake_s < deadlines.prepare_s, "links.handshake_s < deadlines.prepare_s"),
+        (links.handshake_s < deadlines.switch_s, "links.handshake_s < deadlines.switch_s"),
+        (deadlines.switch_s <= links.barrier_s, "deadlines.switch_s <= links.barrier_s"),
+        (links.probes >= 1, "links.probes >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
     )

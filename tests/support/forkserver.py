@@ -146,8 +146,10 @@ def _accept(
             line, _ = listener.accept()
             with line:
                 asked = json.loads(line.makefile().read())
+                server = os.getpid()
                 pid = os.fork()
                 if pid == 0:
+                    die_with_parent(server)  # tests that are killed leave nothing either
                     selector.close()
                     for opened in (*keep, line):
                         opened.close()
@@ -173,7 +175,9 @@ def _become(asked: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for ending in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(ending, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -29,6 +29,7 @@ from tmover.core.events import (
     Warm,
 )
 from tmover.core.job import Job, decide
+from tmover.core.phase import Phase
 
 SCHEMA = {"model": "m", "optimizer": "o"}
 
@@ -130,6 +131,10 @@ class Story:
 
     def workers(self, agents: Iterable[str]) -> list[str]:
         return [f"{agent}/{local}" for agent in agents for local in range(self.nproc)]
+
+    def now(self) -> Phase:
+        """Return the phase the job is in now."""
+        return self.job.phase
 
     @property
     def members(self) -> list[str]:

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from support.eventually import eventually
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
 from tmover.wire import JobStatus
 
@@ -109,6 +110,13 @@ class Training:
         """Let rank 0 go on from where it holds."""
         self._gate.touch()
 
+    def until_traced(self, event: str, count: int) -> None:
+        """Wait until the traces hold so many lines of a kind; the controller is not asked."""
+        eventually(
+            lambda: len([line for line in self._lines() if line["event"] == event]) >= count,
+            timeout_s=PATIENCE_S,
+        )
+
     def node_of(self, slot: int) -> str:
         """Return the node that holds a slot now."""
         return self.cluster.status(self.job).slots[slot].node
@@ -145,10 +153,14 @@ class Training:
 
     def _outcome(self, status: JobStatus) -> Outcome:
         lines = self._lines()
+        survivors = {line["worker"] for line in lines if line["event"] == "finished"}
         committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
-        for line in lines:
+        for line in sorted(lines, key=lambda line: line["worker"] in survivors):
             if line["event"] == "committed" and line["step"] < self.kind.steps:
-                committed[line["rank"], line["step"]].append(tuple(line["samples"]))
+                key = line["rank"], line["step"]
+                if line["worker"] in survivors and committed.get(key):
+                    committed[key].pop()  # a dead rank had passed a vote that no survivor passed
+                committed[key].append(tuple(line["samples"]))
         return Outcome(
             status=status,
             finals={

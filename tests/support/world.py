@@ -1,8 +1,8 @@
 """A whole job in one process: simulated ranks and agents, and the real `decide`.
 
-Everything that happens lies in a queue until the tape says that it is next: each frame of each link,
-each message up or down, each turn of a script. Only heads of queues can be next, since links and
-connections keep their order. When nothing is left, the timers and leases that are due go off.
+Everything that happens lies in a queue until the tape says that it is next: each frame of each
+link, each message up or down, each turn of a script. Only heads of queues can be next, since links
+and connections keep their order. When nothing is left, the leases and timers that run are over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-from support.process import Frame, Kind, Stage, Worker, mixed
+import pytest
+
+from support.chaos import Chaos, disturb
+from support.process import Frame, Kind, Process, mixed
+from support.worker import Worker
 from tmover.core.events import (
     Action,
     Answered,
@@ -28,8 +32,6 @@ from tmover.core.events import (
     Joined,
     Launched,
     LeaseExpired,
-    MoveRequested,
-    NodeLost,
     Order,
     OrderNode,
     Plan,
@@ -45,15 +47,6 @@ from tmover.core.job import Job, decide, wake
 from tmover.core.phase import Ended, Waiting
 
 MAX_TICKS = 20_000
-
-
-class Chaos(NamedTuple):
-    """Something that goes wrong at a moment."""
-
-    tick: int
-    kind: str
-    who: int = 0
-    """Which of those it can happen to."""
 
 
 class SimAgent:
@@ -96,16 +89,12 @@ class World:
         self.clock = 0
         self.tick = 0
         self.agents: dict[str, SimAgent] = {}
-        self.fenced: set[str] = set()
         self.job = Job(name="j")
         self.journal: list[AnyEvent] = []
         self.orders: list[AnyOrder] = []
         self.timers: dict[tuple[Wait, int], None] = {}
         self.plans: dict[int, Plan] = {}
         self.truth = undisturbed(nnodes * nproc, total)
-        self.steps: dict[str, int] = {}
-        self.restarts = 0
-        self.orders_open = 0
         self.log: list[str] = []
         self.decide(Submitted(job="j", nnodes=nnodes, nproc=nproc, owner="me"))
         for slot in range(nnodes):
@@ -120,45 +109,43 @@ class World:
         while self.tick < MAX_TICKS:
             self.tick += 1
             while self.chaos and self.chaos[0].tick <= self.tick:
-                self.disturb(self.chaos.pop(0))
+                disturb(self, self.chaos.pop(0))
             if not self.happen() and not self.wait():
                 if not self.chaos:
                     return self
-                self.disturb(self.chaos.pop(0))
-        raise AssertionError("the run does not end")
+                disturb(self, self.chaos.pop(0))
+        pytest.fail("the run does not end")
 
     def happen(self) -> bool:
         """Let the next thing happen; return False if there is none."""
-        heads = sorted((queue[0][0], key) for key, queue in self.queues.items() if queue)
+        heads = sorted((queue[0][0], key) for key, queue in self.queues.items())
         if not heads:
             return False
         _, key = heads[next(self.tape, 0) % len(heads)]
-        queue = self.queues[key]
-        _, item = queue.popleft()
-        if not queue:
+        _, item = self.queues[key].popleft()
+        if not self.queues[key]:
             del self.queues[key]
         self.log.append(f"{self.tick} {key} {item}")
+        self.deliver(key, item)
+        return True
+
+    def deliver(self, key: tuple[str, ...], item: Any) -> None:
         match key:
             case ("link", source, peer):
-                worker = self.worker(peer)
-                if worker is not None:
+                for worker in [w for w in self.living() if w.uid == peer]:
                     worker.receive(source, item)
+            case ("cpu", _):
+                item.turn()
             case ("up", _):
                 self.decide(item)
             case ("down", name):
                 self.hear(self.agents[name], item)
-            case ("cpu", uid):
-                worker = self.worker(uid)
-                if worker is item:
-                    worker.turn()
             case ("launch", name):
                 self.launch(self.agents[name], item)
-            case ("fence", node):
-                for agent in [a for a in self.agents.values() if a.node == node and a.alive]:
-                    self.kill(agent)
             case ("boot", name):
                 self.boot(name, standby=True)
-        return True
+            case ("fence", node):
+                self.kill(self.agents[node[2:]])
 
     def wait(self) -> bool:
         """Let time pass until a lease or a timer is over; return False if none runs."""
@@ -271,12 +258,17 @@ class World:
         for local in range(self.nproc):
             uid = f"{agent.name}/{local}"
             worker = Worker(
-                uid, order.launch, self.total, self, sandbox=order.sandbox, nproc=self.nproc
+                uid,
+                order.launch,
+                self,
+                total=self.total,
+                nproc=self.nproc,
+                sandbox=order.sandbox,
             )
             agent.workers[uid] = worker
             if order.sandbox:
-                self.put(("cpu", uid), worker)
-        ends = tuple(f"{uid}:{order.launch}" for uid in agent.workers)
+                self.work(worker)
+        ends = tuple(worker.endpoint for worker in agent.workers.values())
         self.up(agent, Launched(job="j", agent=agent.name, launch=order.launch, endpoints=ends))
 
     def up(self, agent: SimAgent, event: FromAgent, *, keep: bool = True) -> None:
@@ -285,34 +277,34 @@ class World:
         self.put(("up", agent.name), event)
 
     def end_workers(self, agent: SimAgent) -> None:
-        """Kill the workers: what they have sent last may or may not get through."""
+        """Kill the workers: of what they have sent last, the tape says how much gets through."""
         for uid, worker in list(agent.workers.items()):
-            worker.stage = Stage.DEAD
             del agent.workers[uid]
             self.drop("cpu", uid)
-            for key in [key for key in self.queues if key[0] == "link" and key[2] == uid]:
-                del self.queues[key]
             for other in self.living():
-                queue = self.queues.get(("link", uid, other.uid))
-                if queue:
-                    for _ in range(next(self.tape, 0) % (len(queue) + 1)):
-                        queue.pop()
+                self.drop("link", other.uid, uid)
+                self.lose_some("link", uid, other.uid)
                 self.put(("link", uid, other.uid), Frame(Kind.END, step=worker.launch))
-            for queue in [q for k, q in self.queues.items() if k[0] == "link" and not q]:
-                queue.clear()
-        self.queues = {key: queue for key, queue in self.queues.items() if queue}
 
     def kill(self, agent: SimAgent) -> None:
         """Kill everything on the node."""
+        if not agent.alive:
+            return
         agent.alive = False
         self.end_workers(agent)
         self.drop("down", agent.name)
         self.drop("launch", agent.name)
-        queue = self.queues.get(("up", agent.name))
-        if queue:
-            for _ in range(next(self.tape, 0) % (len(queue) + 1)):
-                queue.pop()
-        self.queues = {key: queue for key, queue in self.queues.items() if queue}
+        self.lose_some("up", agent.name)
+
+    def lose_some(self, *key: str) -> None:
+        """Lose the end of a queue: as much as the tape says."""
+        queue = self.queues.get(key)
+        if queue is None:
+            return
+        for _ in range(next(self.tape, 0) % (len(queue) + 1)):
+            queue.pop()
+        if not queue:
+            del self.queues[key]
 
     def exit(self, agent: SimAgent, code: int) -> None:
         """Let the workers end while the agent lives."""
@@ -332,19 +324,18 @@ class World:
     def living(self) -> list[Worker]:
         return [worker for agent in self.agents.values() for worker in agent.workers.values()]
 
-    def send(self, worker: Worker, peer: str, frame: Frame) -> None:
+    def send(self, worker: Process, peer: str, frame: Frame) -> None:
         if self.worker(peer) is not None:
             self.put(("link", worker.uid, peer), frame)
 
-    def tell(self, worker: Worker, event: FromAgent) -> None:
+    def tell(self, worker: Process, event: FromAgent) -> None:
         if isinstance(event, Finished):
-            assert worker.world is not None
-            rank, last = worker.number(worker.world), self.total - 1
+            rank, last = worker.number(worker.here), self.total - 1
             assert worker.model == self.truth.models[last], f"{worker} ends elsewhere"
             assert worker.record == self.truth.records[rank, last], f"{worker} ends elsewhere"
         self.up(self.agents[worker.uid.rpartition("/")[0]], event)
 
-    def work(self, worker: Worker) -> None:
+    def work(self, worker: Process) -> None:
         self.put(("cpu", worker.uid), worker)
 
     def is_up(self, endpoint: str) -> bool:
@@ -352,77 +343,8 @@ class World:
         worker = self.worker(uid)
         return worker is not None and worker.launch == int(launch)
 
-    def applied(self, worker: Worker, step: int, model: int) -> None:
-        assert model == self.truth.models[step], f"{worker} is not where step {step} leads"
-
-    def crash(self, worker: Worker) -> None:
-        raise AssertionError(f"{worker} received a state without records")
-
-    # --- disturbances -----------------------------------------------------------------------------
-
-    def target(self, who: int) -> SimAgent | None:
-        """Return a living agent: members by slot, then the others."""
-        members = [self.agents[name] for name in self.job.slots if name in self.agents]
-        others = [agent for agent in self.agents.values() if agent not in members]
-        found = [agent for agent in (*members, *others) if agent.alive]
-        return found[who % len(found)] if found else None
-
-    def disturb(self, chaos: Chaos) -> None:
-        self.log.append(f"{self.tick} CHAOS {chaos}")
-        agent = self.target(chaos.who)
-        match chaos.kind:
-            case "restart":
-                self.restart_controller()
-            case "early" if self.timers:
-                wait, epoch = list(self.timers)[chaos.who % len(self.timers)]
-                del self.timers[wait, epoch]
-                self.decide(DeadlinePassed(job="j", wait=wait, epoch=epoch))
-            case "again" if self.journal:
-                event = self.journal[chaos.who % len(self.journal)]
-                self.decide(event)
-            case "order again" if self.orders:
-                self.repeat(self.orders[-1 - chaos.who * 5 % len(self.orders)].agent, chaos.who)
-            case _ if agent is not None:
-                self.disturb_agent(chaos.kind, agent)
-
-    def repeat(self, name: str, which: int) -> None:
-        """Send an agent again what it was told in its current launch."""
-        told = [order for order in self.orders if order.agent == name]
-        last = max((at for at, order in enumerate(told) if isinstance(order, Welcome)), default=0)
-        if self.agents[name].alive and not isinstance(told[-1], Stop):
-            self.put(("down", name), told[last:][which % len(told[last:])])
-
-    def disturb_agent(self, kind: str, agent: SimAgent) -> None:
-        match kind:
-            case "node":
-                self.kill(agent)
-            case "workers":
-                self.exit(agent, -9)
-            case "script":
-                self.exit(agent, 1)
-            case "request":
-                self.decide(MoveRequested(job="j", node=agent.node, reason="drain"))
-            case "expire" if agent.name in self.job.agents:
-                self.decide(LeaseExpired(job="j", agent=agent.name))
-            case "down" if agent.name in self.job.agents:
-                self.decide(NodeLost(job="j", node=agent.node, reason="down"))
-            case "refuse":
-                for worker in agent.workers.values():
-                    worker.will_refuse = True
-            case "cut":
-                self.cut(agent)
-
-    def cut(self, agent: SimAgent) -> None:
-        """Break the link between an agent's first worker and the one of the next slot."""
-        near = next(iter(agent.workers.values()), None)
-        if near is None or near.world is None or near.world.rank_of(near.uid) is None:
-            return
-        far = self.worker(near.keeper(near.world, self.nproc) or "")
-        if far is None or far is near:
-            return
-        for one, other in ((near, far), (far, near)):
-            self.drop("link", one.uid, other.uid)
-            self.put(("link", one.uid, other.uid), Frame(Kind.CUT, step=one.launch))
+    def applied(self, worker: Process, step: int) -> None:
+        assert worker.model == self.truth.models[step], f"{worker} is not where {step} leads"
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -436,8 +358,9 @@ class World:
         if isinstance(phase, Ended):
             assert not any(agent.alive for agent in self.agents.values()), "somebody was not told"
             return
-        assert self.job.ordered.nodes > 0 and not self.spares, f"stuck in {phase}"
-        assert isinstance(phase, Waiting) or self.job.vacant(), f"stuck in {phase}"
+        assert isinstance(phase, Waiting), f"stuck in {phase}"
+        assert self.job.ordered.nodes > 0, "no node was asked for"
+        assert not self.spares, "a node that is there was not used"
 
 
 class Truth(NamedTuple):

@@ -37,6 +37,12 @@ def test_every_wait_has_its_deadline() -> None:
     assert keys == {f"{wait.value}_s" for wait in Wait}
 
 
+def test_the_links_have_a_key_for_each_of_their_timeouts() -> None:
+    from tmover.comm.timeouts import Timeouts
+
+    assert Timeouts(**msgspec.structs.asdict(Config().links)) == Timeouts()
+
+
 def test_a_file_changes_what_it_names(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "tmover.toml"
     file.write_text("[agent]\nheartbeat_s = 0.25\n")
@@ -76,10 +82,10 @@ def test_the_variables_of_a_worker_are_no_keys() -> None:
             r"agent.heartbeat_s \* 3 < controller.lease_s does not hold",
         ),
         ("[deadlines]\naccuse_s = 10.0", "deadlines.accuse_s < deadlines.report_s"),
-        ("[links]\nkeepalive_s = 6.0", "links.keepalive_s < links.dead_s"),
-        ("[links]\nhandshake_s = 11.0", "links.handshake_s <= links.connect_s"),
-        ("[links]\nconnect_s = 60.0", "links.connect_s < deadlines.prepare_s"),
-        ("[deadlines]\nswitch_s = 9.0", "links.connect_s < deadlines.switch_s"),
+        ("[links]\nhandshake_s = 60.0", "links.handshake_s < deadlines.prepare_s"),
+        ("[deadlines]\nswitch_s = 9.0", "links.handshake_s < deadlines.switch_s"),
+        ("[deadlines]\nswitch_s = 121.0", "deadlines.switch_s <= links.barrier_s"),
+        ("[links]\nprobes = 0", "links.probes >= 1"),
         ("[worker]\nrehearse_steps = 1", "worker.rehearse_steps >= 2"),
         ("[local]\nnodes = 0", "0 < local.nodes <= 250"),
         ("[local]\nnodes = 251", "0 < local.nodes <= 250"),

@@ -7,13 +7,13 @@ worker ends its launch: the others can do nothing without it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tmover.agent.launcher import Launch
-from tmover.errors import SchedulerError
 from tmover.process import (
     ProcessId,
     descendants,
@@ -26,6 +26,8 @@ from tmover.process import (
     send_signal,
     wait_gone,
 )
+
+logger = logging.getLogger(__name__)
 
 _DIE_S = 10.0
 
@@ -50,7 +52,8 @@ class Crew:
         self._stopped_since: dict[int, float] = {}
         self._codes: dict[int, int | None] = {}
         """How workers ended, by local rank; None if torchrun collected them first."""
-        self._fds: list[int] = []
+        self._watched: dict[int, ProcessId] = {}
+        """By descriptor."""
         self.workers: dict[int, ProcessId] = {}
         """By local rank."""
         torchrun = identify(launch.pid)
@@ -60,7 +63,7 @@ class Crew:
     @property
     def descriptors(self) -> Sequence[int]:
         """Readable when one of the processes has ended."""
-        return self._fds
+        return list(self._watched)
 
     def add(self, local_rank: int, pid: int) -> None:
         """Take in the worker that has said hello."""
@@ -76,6 +79,7 @@ class Crew:
 
     def loss(self, now: float) -> Loss | None:
         """Return how the launch ended, or None while it goes on."""
+        self._watch_no_longer()
         for local_rank, worker in self.workers.items():
             found = self._look_at(local_rank, worker, now)
             if found is not None:
@@ -111,13 +115,12 @@ class Crew:
             left = wait_gone(left, timeout_s=_DIE_S)
             if not left and self._launch.poll() is not None:
                 break
-        for fd in self._fds:
+        for fd in self._watched:
             os.close(fd)
-        self._fds.clear()
+        self._watched.clear()
         if left:
-            pids = ", ".join(str(process.pid) for process in left)
-            msg = f"processes {pids} do not end, though killed; look at their state with ps"
-            raise SchedulerError(msg)
+            pids = ", ".join(str(process.pid) for process in sorted(left))
+            logger.error("processes %s do not end, though killed: they hang in the kernel", pids)
 
     def _look_at(self, local_rank: int, worker: ProcessId, now: float) -> Loss | None:
         if is_alive(worker):
@@ -141,7 +144,14 @@ class Crew:
         reason = f"worker {local_rank} was stopped by a signal for {self._stopped_s:g} s"
         return Loss(-signal.SIGSTOP, reason, local_rank)
 
+    def _watch_no_longer(self) -> None:
+        """Close the descriptors of processes that have ended: they would stay readable."""
+        for fd, process in list(self._watched.items()):
+            if not is_alive(process):
+                os.close(fd)
+                del self._watched[fd]
+
     def _watch(self, process: ProcessId) -> None:
         fd = open_pidfd(process)
         if fd is not None:
-            self._fds.append(fd)
+            self._watched[fd] = process

@@ -41,7 +41,7 @@ from tmover.core.events import (
     Welcome,
 )
 from tmover.errors import ConfigError, ControllerUnavailable, Refused
-from tmover.process import adopt_orphans, descendants, send_signal
+from tmover.process import adopt_orphans, descendants, identify, send_signal, wait_gone
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _RELAYED = (Start, Prepare, Arm, Abort, Revoke, Assign, Done)
 _FLUSH_S = 1.0
+_DIE_S = 10.0
 
 
 class Exit(NamedTuple):
@@ -198,7 +199,12 @@ class Agent:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self._welcome
-        if self._greeting is None or (before is not None and welcome.launch <= before.launch):
+        is_ending = self._stop is not None or self._signal is not None
+        if (
+            self._greeting is None
+            or is_ending
+            or (before is not None and welcome.launch <= before.launch)
+        ):
             return
         if welcome.nproc != self._joined.nproc:
             msg = (
@@ -274,12 +280,15 @@ def reap_children() -> None:
 
 
 def end_children() -> None:
-    """Kill whatever this process started or adopted; return when it is gone."""
-    while True:
-        for process in descendants(os.getpid()):
-            if process.pid != os.getpid():
-                send_signal(process, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
+    """Kill whatever this process started or adopted, and collect it."""
+    me = identify(os.getpid())
+    deadline = time.monotonic() + _DIE_S
+    while time.monotonic() < deadline:
+        left = descendants(os.getpid()) - {me}
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+        wait_gone(left, timeout_s=_DIE_S)
+        reap_children()
+        if not left:
             return
+    logger.error("processes %s do not end, though killed", sorted(p.pid for p in left))

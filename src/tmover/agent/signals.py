@@ -9,7 +9,10 @@ from types import FrameType, TracebackType
 
 
 class SignalPipe:
-    """Within its block, the given signals do nothing but become readable here."""
+    """Within its block, the given signals do nothing but become readable here.
+
+    A signal that was ignored before stays ignored: `nohup` means it.
+    """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = list(numbers)
@@ -22,7 +25,7 @@ class SignalPipe:
         return self._read
 
     def take(self) -> list[int]:
-        """Return the signals that have come since the last call."""
+        """Return the signals that have come since the last call, oldest first."""
         try:
             return [number for number in os.read(self._read, 4096) if number in self._numbers]
         except BlockingIOError:
@@ -33,7 +36,8 @@ class SignalPipe:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in self._numbers:
-            self._before[number] = signal.signal(number, _nothing)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, _nothing)
         return self
 
     def __exit__(

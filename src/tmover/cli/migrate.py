@@ -38,26 +38,26 @@ def command(
     move costs the job nothing.
     """
     from tmover import wire
-    from tmover.cli.watch import MoveWatch
+    from tmover.cli.watch import MoveWatch, News
     from tmover.config import load, state_directory
     from tmover.controller.client import Client
 
-    def say(phase: str, text: str) -> None:
-        click.echo(json.dumps({"phase": phase, "text": text}) if as_json else f"{phase}: {text}")
+    def say(news: News) -> None:
+        click.echo(json.dumps(news._asdict()) if as_json else str(news))
 
     request_s = load().controller.request_s
     with Client(state_directory(state)) as client:
         accepted = client.request(wire.MoveRequest(job=job, node=node, reason=reason), request_s)
         if not isinstance(accepted, wire.Accepted):
             return
-        say("requested", accepted.text)
+        say(News("requested", accepted.text))
         watch: MoveWatch | None = None
         while not no_wait:
             answer = client.request(wire.StatusRequest(job=accepted.job), request_s)
             if isinstance(answer, wire.StatusReply):
                 watch = watch or MoveWatch(node, answer.jobs[0])
                 for news in watch.look(answer.jobs[0]):
-                    say(*news)
+                    say(news)
                 if watch.is_over:
                     sys.exit(0 if watch.is_done else 1)
             time.sleep(_POLL_S)

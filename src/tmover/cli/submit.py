@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import shlex
 import signal
 import sys
 import time
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
+from tmover.agent.signals import SignalPipe
 from tmover.cli.run import check_script
 from tmover.cli.state import state_option
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from tmover.wire import JobStatus
 
 _POLL_S = 0.25
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that cancel the job. They are heard between two looks at it, so that none gets lost."""
+_KILLING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that come too late when the job is cancelled already; Ctrl-C then hurries."""
 
 
 @click.command(name="submit", options_metavar="--local [OPTIONS] --")
@@ -31,7 +36,7 @@ _POLL_S = 0.25
     "--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job."
 )
 @click.option(
-    "--standby", type=click.IntRange(0), default=0, show_default=True, help="Nodes beside."
+    "--standby", type=click.IntRange(0), default=0, show_default=True, help="Nodes that stand by."
 )
 @click.option(
     "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks per node."
@@ -55,14 +60,14 @@ def command(
     script: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    r"""Start SCRIPT on several nodes, with standbys that take a node's place.
+    """Start SCRIPT on several nodes, with standbys that take a node's place.
 
     \b
     tmover submit --local --nodes 4 --standby 1 -- train.py --lr 3e-4
 
     Starts a controller if none runs on the state directory, shows what happens until the job ends,
     and exits with the job's code. Ctrl-C cancels the job; `--detach` leaves it running.
-    """
+    """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     from tmover.agent.launcher import count_workers
     from tmover.cluster import JobSpec, LocalCluster, agent_argv
     from tmover.config import load, state_directory
@@ -85,20 +90,14 @@ def command(
         env=environment,
         cwd=pathlib.Path.cwd(),
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
-    with LocalCluster(state_directory(state), configuration) as cluster:
-        job = cluster.submit(spec)
-        _greet(cluster, job, state, detach=detach)
-        if not detach:
-            sys.exit(_show(cluster, job))
+    directory = state_directory(state)
+    with SignalPipe(_KILLING), LocalCluster(directory, configuration) as cluster:
+        with SignalPipe(_ENDING) as signals:
+            job = cluster.submit(spec)
+            _greet(cluster, job, state, detach=detach)
+            if not detach:
+                sys.exit(_show(cluster, job, signals))
         _detach(cluster, job)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does: the job is cancelled on the way out."""
-    del frame
-    sys.exit(128 + number)
 
 
 def _greet(cluster: LocalCluster, job: str, state: pathlib.Path | None, *, detach: bool) -> None:
@@ -130,18 +129,18 @@ def _detach(cluster: LocalCluster, job: str) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for number, source in enumerate((null, log, log)):
             os.dup2(source, number)
-        with cluster:
-            code = follow(cluster, job, click.echo)
+        with cluster, SignalPipe(_ENDING) as signals:
+            code = follow(cluster, job, click.echo, signals=signals)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _show(cluster: LocalCluster, job: str) -> int:
+def _show(cluster: LocalCluster, job: str, signals: SignalPipe) -> int:
     """Follow the job, on a terminal with a line that tells where it is."""
     if not sys.stdout.isatty():
-        return follow(cluster, job, click.echo)
+        return follow(cluster, job, click.echo, signals=signals)
     from rich.console import Console
     from rich.markup import escape
 
@@ -150,7 +149,11 @@ def _show(cluster: LocalCluster, job: str) -> int:
     console = Console(highlight=False)
     with console.status(f"job {job}") as line:
         return follow(
-            cluster, job, console.print, lambda status: line.update(escape(summary(status)))
+            cluster,
+            job,
+            console.print,
+            show=lambda status: line.update(escape(summary(status))),
+            signals=signals,
         )
 
 
@@ -158,37 +161,55 @@ def follow(
     cluster: LocalCluster,
     job: str,
     say: Callable[[str], object],
+    *,
     show: Callable[[JobStatus], object] = lambda status: None,
+    signals: SignalPipe | None = None,
     patience_s: float | None = None,
 ) -> int:
-    """Say what happens until the job has ended; return its exit code.
+    """Say what happens until the job has ended; return its exit code, or that of a signal.
 
     A job of which nothing has run for `patience_s` (two leases) is given up.
     """
-    patience_s = patience_s or 2 * cluster.config.controller.lease_s
     from tmover.cli.watch import JobWatch
-    from tmover.errors import ControllerUnavailable
 
-    watch = JobWatch()
-    empty_since: float | None = None
+    patience_s = patience_s or 2 * cluster.config.controller.lease_s
+    watch, running_at = JobWatch(), time.monotonic()
     while True:
-        if cluster.controller() is None:
-            say("the controller is gone; the job goes on, starting another one")
-            cluster.ensure_controller()
-        try:
-            status = cluster.status(job)
-        except ControllerUnavailable as error:
-            say(str(error))
-            continue
-        for news in watch.look(status):
-            say(f"{news.phase}: {news.text}")
-        show(status)
-        if status.code is not None:
-            say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
-            return status.code if status.code >= 0 else 128 - status.code
-        now = time.monotonic()
-        empty_since = (empty_since or now) if not cluster.scheduler.running(job) else None
-        if empty_since is not None and now - empty_since > patience_s:
+        status = _look(cluster, job, say)
+        if status is not None:
+            for news in watch.look(status):
+                say(str(news))
+            show(status)
+            if status.code is not None:
+                say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
+                return status.code if status.code >= 0 else 128 - status.code
+        if cluster.scheduler.running(job):
+            running_at = time.monotonic()
+        elif time.monotonic() - running_at > patience_s:
             say(f"nothing of job {job} runs any more; see the logs in {cluster.logs(job)}")
             return 1
-        time.sleep(_POLL_S)
+        number = _wait(signals)
+        if number is not None:
+            say(f"{signal.Signals(number).name}: job {job} is cancelled")
+            return 128 + number
+
+
+def _look(cluster: LocalCluster, job: str, say: Callable[[str], object]) -> JobStatus | None:
+    """Return how the job is, or None if no controller says so; start one if none runs."""
+    from tmover.errors import ControllerUnavailable
+
+    if cluster.controller() is None:
+        say("the controller is gone; the job goes on, starting another one")
+        cluster.ensure_controller()
+    try:
+        return cluster.status(job)
+    except ControllerUnavailable as error:
+        say(str(error))
+        return None
+
+
+def _wait(signals: SignalPipe | None) -> int | None:
+    """Wait until it is time to look again; return the signal that came instead, if one did."""
+    sources = [] if signals is None else [signals]
+    select.select(sources, [], [], _POLL_S)
+    return next((number for source in sources for number in source.take()), None)

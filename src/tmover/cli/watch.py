@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 from tmover.wire import JobStatus
 
+NOTE = "note"
+"""Stands in a phase's place before what the controller noted."""
+
 
 class News(NamedTuple):
     """One thing that happened."""
 
     phase: str
     text: str
+
+    def __str__(self) -> str:
+        """Return the line for people."""
+        return self.text if self.phase == NOTE else f"{self.phase}: {self.text}"
 
 
 class Notes:
@@ -48,7 +55,7 @@ class MoveWatch:
         """Yield what is new."""
         notes = self._notes.new(status)
         for note in notes:
-            yield News(status.phase, note)
+            yield News(NOTE, note)
         if not any(slot.node == self._node for slot in status.slots):
             self.is_done = self.is_over = True
             yield News("done", f"{self._node} carries no rank any more")
@@ -87,7 +94,7 @@ class JobWatch:
     def look(self, status: JobStatus) -> Iterator[News]:
         """Yield what is new."""
         for note in self._notes.new(status):
-            yield News(status.phase, note)
+            yield News(NOTE, note)
         if status.phase != self._phase:
             self._phase = status.phase
             yield News(status.phase, summary(status))

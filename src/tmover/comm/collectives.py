@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from tmover.comm.frame import SEGMENT, Op
-from tmover.comm.mesh import Call, Mesh
+from tmover.comm.mesh import Call, Mesh, Rows
 from tmover.comm.tensors import Reduction, detail_of, view
 
 FLAT_BYTES = 32 << 10
@@ -36,28 +36,29 @@ def all_reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction) -> None:
     reduction.finish(row, mesh.size)
 
 
-def _rows(mesh: Mesh, like: torch.Tensor) -> torch.Tensor:
-    """Return scratch memory for a row like `like` of every rank."""
-    count = like.numel() * mesh.size
-    space = mesh.scratch(count * like.element_size()).view(like.dtype)
-    return space[:count].view(mesh.size, -1) if count else space[:0].view(mesh.size, 0)
+def _gather_rows(mesh: Mesh, call: Call, rows: Rows, own: Sequence[torch.Tensor]) -> None:
+    """Send each rank its own row, and receive one row from each."""
+    call.go(
+        [call.send(peer, own[peer]) for peer in mesh.peers],
+        [call.receive(peer, rows[peer]) for peer in mesh.peers],
+    )
 
 
-def _fold_rows(rows: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    result = rows[0]
-    for other in rows[1:]:
-        reduction.fold(result, other)
-    return result
+def _fold_rows(
+    mesh: Mesh, rows: Rows, own: torch.Tensor, into: torch.Tensor, reduction: Reduction
+) -> None:
+    """Fold everybody's rows in rank order. `own` stands in this rank's place, and may be `into`."""
+    result = own if mesh.rank == 0 else rows[0]
+    for rank in range(1, mesh.size):
+        reduction.fold(result, own if rank == mesh.rank else rows[rank])
+    if result is not into:
+        into.copy_(result)
 
 
 def _reduce_flat(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
-    rows = _rows(mesh, row)
-    rows[mesh.rank].copy_(row)
-    call.go(
-        [call.send(peer, row) for peer in mesh.peers],
-        [call.receive(peer, rows[peer]) for peer in mesh.peers],
-    )
-    row.copy_(_fold_rows(rows, reduction))
+    rows = mesh.rows(row)
+    _gather_rows(mesh, call, rows, [row] * mesh.size)
+    _fold_rows(mesh, rows, row, row, reduction)
 
 
 def _pieces(row: torch.Tensor, count: int) -> list[torch.Tensor]:
@@ -69,17 +70,10 @@ def _pieces(row: torch.Tensor, count: int) -> list[torch.Tensor]:
 def _reduce_direct(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
     pieces = _pieces(row, mesh.size)
     own = pieces[mesh.rank]
-    rows = _rows(mesh, own)
-    rows[mesh.rank].copy_(own)
-    call.go(
-        [call.send(peer, pieces[peer]) for peer in mesh.peers],
-        [call.receive(peer, rows[peer]) for peer in mesh.peers],
-    )
-    own.copy_(_fold_rows(rows, reduction))
-    call.go(
-        [call.send(peer, own) for peer in mesh.peers],
-        [call.receive(peer, pieces[peer]) for peer in mesh.peers],
-    )
+    rows = mesh.rows(own)
+    _gather_rows(mesh, call, rows, pieces)
+    _fold_rows(mesh, rows, own, own, reduction)
+    _gather_rows(mesh, call, pieces, [own] * mesh.size)
 
 
 def _reduce_ring(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction) -> None:
@@ -87,12 +81,11 @@ def _reduce_ring(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction
     pieces = _pieces(row, size)
     scratch = mesh.scratch(SEGMENT)
     after, before = (rank + 1) % size, (rank - 1) % size
-    for turn in range(size - 1):
-        mine, theirs = pieces[(rank - turn) % size], pieces[(rank - turn - 1) % size]
-        call.go([call.send(after, mine)], [call.fold(before, theirs, scratch, reduction.fold)])
-    for turn in range(size - 1):
-        mine, theirs = pieces[(rank + 1 - turn) % size], pieces[(rank - turn) % size]
-        call.go([call.send(after, mine)], [call.receive(before, theirs)])
+    around = [pieces[(rank - turn) % size] for turn in range(2 * size - 1)]
+    sends = [call.send(after, piece) for piece in around[:-1]]
+    folds = [call.fold(before, piece, scratch, reduction.fold) for piece in around[1:size]]
+    fills = [call.receive(before, piece) for piece in around[size:]]
+    call.relay(sends, [*folds, *fills])
 
 
 def reduce_scatter(
@@ -114,13 +107,10 @@ def reduce_scatter(
 def _scatter_direct(
     mesh: Mesh, call: Call, out: torch.Tensor, rows: Sequence[torch.Tensor], reduction: Reduction
 ) -> None:
-    heard = _rows(mesh, out)
-    heard[mesh.rank].copy_(rows[mesh.rank])
-    call.go(
-        [call.send(peer, rows[peer]) for peer in mesh.peers],
-        [call.receive(peer, heard[peer]) for peer in mesh.peers],
-    )
-    out.copy_(_fold_rows(heard, reduction))
+    heard = mesh.rows(out)
+    _gather_rows(mesh, call, heard, rows)
+    own = rows[mesh.rank].clone() if mesh.rank == 0 else rows[mesh.rank]  # it is folded into
+    _fold_rows(mesh, heard, own, out, reduction)
 
 
 def _scatter_ring(

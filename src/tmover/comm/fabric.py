@@ -12,12 +12,14 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from tmover.comm.frame import Header, Kind
 from tmover.comm.handshake import Hello
 from tmover.comm.mesh import Mesh
 from tmover.comm.opener import Identity
+from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.watch import Loss
 from tmover.comm.wiring import Wiring
@@ -36,6 +38,7 @@ class Mode(str, enum.Enum):
     """The world is over; answered here inside an attempt, refused outside."""
 
 
+_LEAVING = "this process leaves"
 OnBroken = Callable[[int, tuple[str, ...], str], None]
 
 
@@ -53,7 +56,6 @@ class Fabric:
     ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.mode = Mode.SANDBOX
-        self.epoch = 0
         self.attempt_open = False
         """Whether results are thrown away if the world is revoked now; set by the session."""
         self.fault: Exception | None = None
@@ -64,17 +66,8 @@ class Fabric:
         self.groups: dict[str, Running] = {}
         self._identity = Identity(job, secret, uid, address)
         self._rehearsed: tuple[int, int] | None = None
-        self._lock = threading.RLock()
         self._preparing = threading.Lock()
-        self._world: World | None = None
-        self._prepared: World | None = None
-        self._crossing: World | None = None
-        """The world whose barrier this process stands in."""
-        self._deferred: list[Loss] = []
-        self._retired: list[Peer] = []
-        self._over: list[World] = []
-        """Worlds that were left or given up; nobody waits for them any more once released."""
-        self._burnt: set[int] = set()
+        self.worlds = Succession(uid, timeout_s=self.timeouts.collective_s)
         self._accused: set[int] = set()
         self._closed = False
         self.wiring = Wiring(
@@ -86,6 +79,11 @@ class Fabric:
         )
 
     # --- what it is -------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present world; 0 before the first."""
+        return self.worlds.epoch
 
     @property
     def endpoint(self) -> str:
@@ -108,7 +106,7 @@ class Fabric:
         return self._place()[1]
 
     def _place(self) -> tuple[int, int]:
-        world = self._world
+        world = self.worlds.present
         if world is not None and world.rank is not None:
             return world.rank, len(world.plan.members)
         if self._rehearsed is None:
@@ -136,8 +134,14 @@ class Fabric:
         Raises `LinkError` naming the peers that could not be reached, `Interrupted` if the epoch is
         revoked or rolled back meanwhile. Whatever was prepared before is rolled back.
         """
+        uid = self._identity.uid
+        afresh = {other for pair in relink if uid in pair for other in pair}
+        self._supersede(plan.epoch)
         with self._preparing:
-            world = self._begin(plan, relink)
+            self._supersede(plan.epoch)
+            if self._closed:
+                raise Interrupted(_LEAVING)
+            world = self.worlds.begin(plan, afresh)
             if world is None:
                 return
             try:
@@ -145,37 +149,17 @@ class Fabric:
                 self.wiring.open(world, groups, timeout_s=timeout_s)
                 if world.rank is not None:
                     world.bind(groups)
-                with self._lock:
-                    if world.latch.is_set:
-                        raise Interrupted(world.latch.reason)
-                    world.ready = True
+                self.worlds.make_ready(world)
             except BaseException:
                 self.rollback(plan.epoch)
                 self.wiring.drop(world.fresh, epoch=self.epoch)
                 raise
 
-    def _begin(self, plan: Plan, relink: Sequence[tuple[str, str]]) -> World | None:
-        """Return the world to be prepared, its peers known; None if that is done already."""
-        uid = self._identity.uid
-        afresh = {other for pair in relink if uid in pair for other in pair}
-        with self._lock:
-            prepared = self._prepared
-            if prepared is not None and prepared.epoch == plan.epoch and prepared.ready:
-                return None
-            if self._closed or plan.epoch <= self.epoch or plan.epoch in self._burnt:
-                msg = f"epoch {plan.epoch} is over"
-                raise Interrupted(msg)
-            if prepared is not None:
-                self.rollback(prepared.epoch)
-            world = World(plan, uid, burnt=self._burnt, timeout_s=self.timeouts.collective_s)
-            known = (*self._retired, *self._peers())  # a leaver not released yet may come back
-            usable = {p.uid: p for p in known if not p.lost and p.uid not in afresh}
-            world.populate(usable, uid)
-            self._prepared = world
-        return world
-
-    def _peers(self) -> list[Peer]:
-        return list(self._world.peers.values()) if self._world is not None else []
+    def _supersede(self, epoch: int) -> None:
+        """Give up what was prepared for an epoch before this one."""
+        coming = self.worlds.coming
+        if coming is not None and coming.epoch < epoch:
+            self.rollback(coming.epoch)
 
     def barrier(
         self, epoch: int, payload: bytes = b"", *, extra: Mapping[int, bytes] | None = None
@@ -185,65 +169,47 @@ class Fabric:
         Raises `LinkError` if a link of that world breaks first, `Interrupted` if it is revoked.
         What becomes of links outside of that world is looked at later.
         """
-        with self._lock:
-            world = self._prepared
-            if world is None or world.epoch != epoch or not world.ready:
-                msg = f"epoch {epoch} is not prepared"
-                raise Interrupted(msg)
-            self._crossing = world
+        world = self.worlds.cross(epoch)
+        if world is None:
+            msg = f"epoch {epoch} is not prepared"
+            raise Interrupted(msg)
         return self._hear_all(world, Kind.BARRIER, payload, extra or {})
 
     def commit(self, epoch: int) -> None:
         """Let every group speak in the prepared world from now on."""
-        with self._lock:
-            world = self._prepared
-            if world is None or world.epoch != epoch or not world.ready:
+        with self.worlds.lock:
+            world = self.worlds.ready(epoch)
+            if world is None:
                 msg = f"epoch {epoch} is not prepared"
                 raise StateError(msg)
-            before = self._world
-            self._world, self._prepared, self._crossing = world, None, None
-            self._deferred.clear()
-            self.epoch, self._rehearsed = epoch, None
+            before = self.worlds.advance(world)
+            self._rehearsed = None
             self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
         if before is not None:
-            self._over.append(before)
-            retired = (*self._retired, *before.peers.values())
-            self._retired = [peer for peer in retired if not world.holds(peer)]
             before.revoke(f"epoch {before.epoch} is over")
-        gone = [Loss(peer, peer.lost) for peer in world.peers.values() if peer.lost]
-        if gone:  # since the barrier
-            self._on_lost(gone)
+        self._on_lost(self.worlds.lost_since(world))
 
     def rollback(self, epoch: int) -> None:
         """Close what was prepared for `epoch`; the world before is as it was."""
-        with self._lock:
-            if epoch <= self.epoch:
-                return
-            self._burnt.add(epoch)
-            world = self._prepared
-            if world is None or world.epoch != epoch:
-                return
-            self._prepared = self._crossing = None
-            deferred, self._deferred = self._deferred, []
-            self._over.append(world)
+        world = self.worlds.give_up(epoch)
+        if world is None:
+            return
         world.revoke(f"epoch {epoch} was given up")
         self.wiring.wake()
         if world.ready:
             self.wiring.drop(world.fresh, epoch=self.epoch)
         self.wiring.discard(lambda _uid, since: since == epoch)
-        self._on_lost(deferred)
+        self._on_lost(self.worlds.take_deferred())
 
     def release(self, epoch: int) -> None:
         """Close the links that the world of `epoch` does not use any more."""
-        with self._lock:
-            if epoch != self.epoch:
-                return
-            retired, self._retired = self._retired, []
-            over, self._over = self._over, []
-        self.wiring.drop(retired, epoch=epoch)
-        for world in over:
+        if epoch != self.epoch:
+            return
+        remains = self.worlds.take_remains()
+        self.wiring.drop(remains.peers, epoch=epoch)
+        for world in remains.worlds:
             world.latch.close()
-        known = {peer.uid for peer in self._peers()}
+        known = {peer.uid for peer in self.worlds.peers()}
         self.wiring.discard(lambda uid, since: since < epoch and uid not in known)
 
     # --- revocation -------------------------------------------------------------------------------
@@ -253,11 +219,11 @@ class Fabric:
 
         Nothing happens unless it is the present or the prepared epoch; twice is harmless.
         """
-        with self._lock:
-            world = self._of(epoch)
+        with self.worlds.lock:
+            world = self.worlds.of(epoch)
             if world is None or world.latch.is_set:
                 return
-            if world is self._world:
+            if world is self.worlds.present:
                 self.mode = Mode.REVOKED  # before anybody wakes
             world.revoke(reason)
             peers = list(world.peers.values())
@@ -265,13 +231,10 @@ class Fabric:
         for peer in peers:
             peer.say(Kind.REVOKE, epoch)
 
-    def _of(self, epoch: int) -> World | None:
-        return next((world for world in self._worlds() if world.epoch == epoch), None)
-
     def observe(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
         """Take note that this process itself has seen links break: revoke, and accuse once."""
-        with self._lock:
-            if self._closed or self._of(epoch) is None:
+        with self.worlds.lock:
+            if self._closed or self.worlds.of(epoch) is None:
                 return
             first = epoch not in self._accused
             self._accused.add(epoch)
@@ -287,17 +250,8 @@ class Fabric:
 
     def _on_lost(self, losses: Sequence[Loss]) -> None:
         """Take note of control links that broke, if they belong to the present world."""
-        seen = []
-        with self._lock:
-            if self._closed:
-                return
-            for loss in losses:
-                if self._crossing is not None and not self._crossing.holds(loss.peer):
-                    self._deferred.append(loss)
-                    continue
-                loss.peer.lost = loss.reason
-                if self._world is not None and self._world.holds(loss.peer) and not loss.peer.left:
-                    seen.append(loss)
+        with self.worlds.lock:
+            seen = [] if self._closed else self.worlds.lose(losses)
             epoch = self.epoch
         if seen:
             peers = tuple(sorted(loss.peer.uid for loss in seen))
@@ -324,8 +278,14 @@ class Fabric:
         timeout_s = self.timeouts.barrier_s if barrier else self.timeouts.collective_s
         hook = self.on_halfway
         halfway = None if hook is None else functools.partial(hook, kind)
+        with self._over_votes(world) as mesh:
+            return mesh.everybody(kind, payload, extra, timeout_s, halfway=halfway)
+
+    @contextmanager
+    def _over_votes(self, world: World) -> Iterator[Mesh]:
+        """Use the mesh of votes; what breaks it, breaks the world."""
         try:
-            return world.meshes[WORLD].everybody(kind, payload, extra, timeout_s, halfway=halfway)
+            yield world.meshes[WORLD]
         except LinkError as error:
             self.observe(world.epoch, error.peers, str(error))
             raise
@@ -339,21 +299,17 @@ class Fabric:
         In the present world, or in the prepared one of `epoch`; every rank of that world does it.
         Raises as `exchange` and `barrier` do.
         """
-        with self._lock:
-            world = self._world if epoch is None else self._prepared
-        if world is None or not world.ready or epoch not in (None, world.epoch):
+        world = self.present() if epoch is None else self.worlds.ready(epoch)
+        if world is None:
             msg = f"epoch {epoch} is not prepared"
             raise Interrupted(msg)
         timeout_s = self.timeouts.collective_s if epoch is None else self.timeouts.barrier_s
-        try:
-            return world.meshes[WORLD].hand_on(payload, to=to, source=source, timeout_s=timeout_s)
-        except LinkError as error:
-            self.observe(world.epoch, error.peers, str(error))
-            raise
+        with self._over_votes(world) as mesh:
+            return mesh.hand_on(payload, to=to, source=source, timeout_s=timeout_s)
 
     def present(self) -> World:
         """Return the present world. Raises `Interrupted` if it is revoked."""
-        world = self._world
+        world = self.worlds.present
         if world is None or world.latch.is_set:
             raise Interrupted(world.latch.reason if world else "this process is in no world")
         return world
@@ -382,13 +338,13 @@ class Fabric:
     ) -> socket.socket:
         """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
         return self.wiring.connect_state(
-            uid, endpoint, epoch=epoch, world=self._of(epoch), timeout_s=timeout_s
+            uid, endpoint, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
         )
 
     def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
         """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
         return self.wiring.accept_state(
-            uid, epoch=epoch, world=self._of(epoch), timeout_s=timeout_s
+            uid, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
         )
 
     # --- who may dial -----------------------------------------------------------------------------
@@ -399,7 +355,7 @@ class Fabric:
             return f"this is job {self._identity.job}, not {hello.job}"
         if hello.receiver != self._identity.uid:
             return f"this is {self._identity.uid}, not {hello.receiver}"
-        if hello.epoch < self.epoch or hello.epoch in self._burnt:
+        if self.worlds.is_past(hello.epoch):
             return f"epoch {hello.epoch} is over"
         return ""
 
@@ -407,27 +363,20 @@ class Fabric:
 
     def close(self, *, bye: bool) -> None:
         """End every thread and close every socket. `bye`: peers need not wonder what happened."""
-        with self._lock:
+        with self.worlds.lock:
             if self._closed:
                 return
             self._closed = True
             if self.mode is Mode.LIVE:
                 self.mode = Mode.REVOKED
-        for peer in self._all_peers() if bye else ():
+        for peer in self.worlds.everybody() if bye else ():
             peer.say(Kind.BYE, self.epoch)
-        for world in self._worlds():
-            world.revoke("this process leaves")
+        for world in self.worlds.all():
+            world.revoke(_LEAVING)
         self.wiring.wake()
         for group in list(self.groups.values()):
             group.close()
         with self._preparing:
             self.wiring.close()
-            for world in [*self._worlds(), *self._over]:
+            for world in [*self.worlds.all(), *self.worlds.take_remains().worlds]:
                 world.latch.close()
-
-    def _worlds(self) -> list[World]:
-        return [world for world in (self._world, self._prepared) if world is not None]
-
-    def _all_peers(self) -> list[Peer]:
-        peers = [peer for world in self._worlds() for peer in world.peers.values()]
-        return peers + self._retired

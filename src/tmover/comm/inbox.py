@@ -105,6 +105,7 @@ class Incoming(Receive):
     ) -> None:
         stamp = Stamp(Kind.P2P, Op.NONE, 0, epoch, 0, 0)
         super().__init__(link, stamp, memoryview(bytearray()), burnt)
+        self._short = None
         self._choose = choose
 
     @property

@@ -61,6 +61,11 @@ class Link:
         self._head_out, self._body_out = head, body
         return self.flush()
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until the connection takes more."""
+        return bool(self._head_out or self._body_out or self._pad)
+
     def flush(self) -> bool:
         """Send what is left to send. Return whether nothing is left."""
         try:
@@ -101,6 +106,23 @@ class Link:
             self.head, self._partial = parse(self._partial), b""
         self.left, self.reader = self.head.length, None
         return self.head
+
+    def exactly(self, head: bytes, into: memoryview) -> bool:
+        """Read a whole short frame in one call, if it has come and begins with just this header.
+
+        Whatever else comes is kept for `next_head`.
+        """
+        if self.head is not None or self._partial or self._lo < self._hi:
+            return False
+        count = self._recv(self._ahead)
+        start = len(head)
+        end = start + len(into)
+        self._lo, self._hi = 0, count
+        if count < end or self._ahead[:start] != head:
+            return False
+        into[:] = self._ahead[start:end]
+        self._lo = end
+        return True
 
     def read(self, into: memoryview) -> int:
         """Read payload of the frame into `into`. Return how much had come."""

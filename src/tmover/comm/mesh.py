@@ -9,10 +9,13 @@ import torch
 from tmover.comm.frame import Kind, Op, Stamp
 from tmover.comm.latch import Latch
 from tmover.comm.link import Link
+from tmover.comm.relay import Relay
 from tmover.comm.tensors import view
 from tmover.comm.transfer import Burnt, Collect, Fold, Onto, Receive, Send, transfer
 
+Rows = list[torch.Tensor]
 _ALIGN = 64
+_ROWS_KEPT = 256
 
 
 class Mesh:
@@ -37,6 +40,8 @@ class Mesh:
         self._burnt = burnt
         self._seq = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._rowed = self._scratch
+        self._rows: dict[tuple[torch.dtype, int], Rows] = {}
         self.peers = tuple((rank + i) % self.size for i in range(1, self.size))
         """The other ranks, each rank starting with its successor."""
 
@@ -54,6 +59,23 @@ class Mesh:
         if self._scratch.numel() < size:
             self._scratch = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8)
         return self._scratch
+
+    def rows(self, like: torch.Tensor) -> Rows:
+        """Return scratch memory for a row like `like` of every rank, valid until the next call."""
+        key = (like.dtype, like.numel())
+        rows = self._rows.get(key)
+        if rows is None:
+            size = like.numel() * like.element_size()
+            scratch = self.scratch(size * self.size)
+            if len(self._rows) >= _ROWS_KEPT or scratch is not self._rowed:
+                self._rows.clear()
+            self._rowed = scratch
+            rows = [
+                scratch[rank * size : (rank + 1) * size].view(like.dtype)
+                for rank in range(self.size)
+            ]
+            self._rows[key] = rows
+        return rows
 
     def everybody(
         self,
@@ -156,3 +178,7 @@ class Call:
     def go(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
         """Carry the messages out, all at once."""
         transfer(sends, receives, self._mesh.latch, self._mesh.timeout_s)
+
+    def relay(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
+        """Carry the messages out as a chain: each received one is the next to be sent."""
+        Relay(sends, receives).run(self._mesh.latch, self._mesh.timeout_s)

@@ -82,7 +82,10 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         what = tensor.layout if tensor.layout is not torch.strided else tensor.device.type
         msg = f"collectives move dense CPU tensors only, not {what}"
         raise ConfigError(msg)
-    return tensor.detach().contiguous().view(-1)
+    row = tensor.detach()
+    if not row.is_contiguous():
+        row = row.contiguous()
+    return row if row.dim() == 1 else row.view(-1)
 
 
 def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -100,4 +103,4 @@ def view(row: torch.Tensor) -> memoryview:
     if size == 0:
         return _EMPTY
     made: memoryview = _from_memory(row.data_ptr(), size, _WRITABLE)
-    return made.cast("B")
+    return made

@@ -12,7 +12,8 @@ from tmover.comm.latch import Latch
 from tmover.comm.link import AHEAD, Link
 from tmover.errors import Interrupted, LinkError, ProtocolError
 
-_HEAD_ROOM = 1 << 10
+SHORT = AHEAD // 2
+"""Messages up to here are read through a buffer, with whatever comes after them."""
 _IN = select.POLLIN | select.POLLERR | select.POLLHUP | select.POLLNVAL
 _OUT = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
 VARIABLE_LIMIT = 1 << 28
@@ -36,19 +37,22 @@ class Send:
     def __init__(self, link: Link, stamp: Stamp, view: memoryview) -> None:
         self.link = link
         self._stamp = stamp
-        self._rest = view
-        self._started = False
+        self._view = view
+        self._offset = -1
+        """How much was given to the link; -1 before the first frame, which may be empty."""
 
-    def step(self) -> bool:
-        """Send what goes without waiting. Return whether everything has gone."""
-        link = self.link
+    def step(self, limit: int | None = None) -> bool:
+        """Send what goes without waiting, up to `limit`. Return whether everything has gone."""
+        link, size = self.link, len(self._view)
         if not link.flush():
             return False
-        while self._rest or not self._started:
-            segment = self._rest[:SEGMENT]
-            self._rest = self._rest[SEGMENT:]
-            self._started = True
-            if not link.put(self._stamp.head(len(segment)), segment):
+        while self._offset < size:
+            start = max(0, self._offset)
+            end = min(size, start + SEGMENT)
+            if limit is not None and end > limit:
+                return False
+            self._offset = end
+            if not link.put(self._stamp.head(end - start), self._view[start:end]):
                 return False
         return True
 
@@ -65,21 +69,42 @@ class Receive:
         self._frame = _NO_ROOM
         self._got = 0
         self._burnt = burnt
+        self._short = stamp.head(self._size) if self._size == stamp.total <= SHORT else None
+
+    @property
+    def offset(self) -> int:
+        """How much of it is in its place, in whole frames."""
+        return self._offset
 
     def step(self) -> bool:
         """Receive what has come. Return whether the message is complete."""
-        link = self.link
-        while True:
-            if link.reader is not self and not self._claim():
-                return False
-            while link.left:
-                count = link.read(self._frame[self._got :])
-                if count == 0:
-                    return False
-                self._got += count
-            link.head = link.reader = None
-            if self._done():
+        if self._short is not None:
+            if self.link.exactly(self._short, self._into):
                 return True
+            self._short = None
+        while self.frame():
+            if self.complete:
+                return True
+        return False
+
+    def frame(self) -> bool:
+        """Receive what has come of one frame. Return whether it is complete."""
+        link = self.link
+        if link.reader is not self and not self._claim():
+            return False
+        while link.left:
+            count = link.read(self._frame[self._got :])
+            if count == 0:
+                return False
+            self._got += count
+        link.head = link.reader = None
+        self._done()
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether all frames have come, of a message of which one has."""
+        return self._offset >= self._size
 
     def _claim(self) -> bool:
         """Find the frame this message goes on with. Return False if it has not come yet."""
@@ -87,7 +112,7 @@ class Receive:
         while True:
             if link.reader is not None and not link.skip():
                 return False
-            head = link.head or link.next_head(ahead=self._size <= AHEAD - _HEAD_ROOM)
+            head = link.head or link.next_head(ahead=self._size <= SHORT)
             if head is None:
                 return False
             epoch = self._stamp.epoch
@@ -127,10 +152,9 @@ class Receive:
         """Return where the payload of the frame goes."""
         return self._into[self._offset : self._offset + head.length]
 
-    def _done(self) -> bool:
-        """Note that the frame is complete. Return whether the message is."""
+    def _done(self) -> None:
+        """Note that the frame is complete."""
         self._offset += len(self._frame)
-        return self._offset >= self._size
 
 
 class Fold(Receive):
@@ -140,15 +164,16 @@ class Fold(Receive):
         self, link: Link, stamp: Stamp, scratch: memoryview, burnt: Burnt, *, onto: Onto
     ) -> None:
         super().__init__(link, stamp, scratch, burnt)
+        self._short = None
         self._size = onto.size
         self._fold = onto.fold
 
     def _room(self, head: Header) -> memoryview:
         return self._into[: head.length]
 
-    def _done(self) -> bool:
+    def _done(self) -> None:
         self._fold(self._offset, len(self._frame))
-        return super()._done()
+        super()._done()
 
 
 class Collect(Receive):
@@ -156,6 +181,7 @@ class Collect(Receive):
 
     def __init__(self, link: Link, stamp: Stamp, burnt: Burnt) -> None:
         super().__init__(link, stamp, _NO_ROOM, burnt)
+        self._short = None
         self.data = bytearray()
 
     def _fits(self, head: Header) -> bool:

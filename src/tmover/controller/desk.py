@@ -2,7 +2,7 @@
 
 `write` puts entries into the journal, `take_in` applies one of them. At a start the same `take_in`
 is fed from the journal, so what a restarted controller knows is what the one before knew: the jobs,
-what the scheduler still owes them, and which agents may be alive.
+and what the scheduler still owes them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from tmover.core.events import (
     AnyEvent,
     DeadlinePassed,
     EndNode,
-    Joined,
-    LeaseExpired,
     Note,
     OrderNode,
-    Stop,
     Submitted,
     Wait,
 )
@@ -43,8 +40,6 @@ class Ledger:
         self.notes: collections.deque[str] = collections.deque(maxlen=NOTES_KEPT)
         self.effects: list[Effect] = []
         """What the scheduler was asked and has not yet done."""
-        self.agents: dict[str, str] = {}
-        """Node of each agent that joined, and neither expired nor was told to stop."""
 
 
 class Desk:
@@ -96,11 +91,7 @@ class Desk:
             if entry.effect in ledger.effects:
                 ledger.effects.remove(entry.effect)
             return []
-        if isinstance(entry, Joined):
-            ledger.agents[entry.agent] = entry.node
-        elif isinstance(entry, LeaseExpired):
-            ledger.agents.pop(entry.agent, None)
-        elif isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
+        if isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
             # what has not come until now is ordered anew
             ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
         try:
@@ -116,8 +107,6 @@ class Desk:
         for action in actions:
             if isinstance(action, (EndNode, OrderNode)):
                 ledger.effects.append(action)
-            elif isinstance(action, Stop):
-                ledger.agents.pop(action.agent, None)
             elif isinstance(action, Note):
                 clock = time.strftime("%H:%M:%S", time.localtime(at))
                 ledger.notes.append(f"{clock} {action.text}")

@@ -134,8 +134,8 @@ class Controller:
             self._errands.pursue(ledger)
             if ledger.job.phase.stage is Stage.ENDED:
                 continue
-            for agent, node in ledger.agents.items():
-                self._presence.join(Who(name, agent), node, None, now)
+            for agent in ledger.job.agents.values():
+                self._presence.join(Who(name, agent.name), agent.node, None, now)
             for effect in wake(ledger.job):
                 if isinstance(effect, ArmDeadline):  # the rest is among the ledger's effects
                     self._arm(effect, extra_s=self._config.controller.lease_s)

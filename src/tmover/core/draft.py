@@ -88,7 +88,6 @@ class Draft:
                 launch=agent.launch + 1,
                 slot=slot,
                 sandbox=sandbox,
-                since=self.job.epoch,
                 endpoints=(),
                 schemas={},
                 exit=None,

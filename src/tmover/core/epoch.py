@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Union
 
 from tmover.core import blame
 from tmover.core.draft import Draft
-from tmover.core.events import NO_STEP, Abort, Answered, Broken, Probe, Reported, Revoke, Wait
+from tmover.core.events import Abort, Answered, Broken, Probe, Reported, Revoke, Wait
 from tmover.core.phase import (
     Accusation,
     Accusing,
@@ -26,9 +27,10 @@ from tmover.core.phase import (
     Switching,
     Training,
 )
-from tmover.core.roster import Job, Request
+from tmover.core.roster import Job
 from tmover.core.standby import move_of
 
+Revoked = Union[Accusing, Reporting]
 ATTEMPTS = 3
 """Moves tried for one request before it is dropped."""
 
@@ -42,12 +44,13 @@ def call_off(draft: Draft, move: Move, why: str, *, counts: bool = False) -> Non
     draft.note(f"the move to epoch {move.epoch} is called off: {why}")
     for name in draft.living([*job.slots, *move.joiners]):
         draft.do(Abort(job=job.name, agent=name, epoch=move.epoch, reason=why))
-    draft.set(phase=Training(), reports=_only(job.reports, {job.in_force}), verified=frozenset())
+    draft.set(phase=Training(), reports={}, verified=frozenset())
     if counts:
         for name in draft.living(move.joiners):
             draft.put(job.agents[name], failures=job.agents[name].failures + 1)
-        for name in draft.living(move.leavers.values()):
-            _count_attempt(draft, job.agents[name].node)
+        left = {job.agents[name].node for name in draft.living(move.leavers.values())}
+        for node in sorted(left & job.requests.keys()):
+            _count_attempt(draft, node)
 
 
 def revoke(draft: Draft, epochs: tuple[int, ...], why: str, move: Move | None = None) -> None:
@@ -68,25 +71,21 @@ def extend(draft: Draft, loss: Loss, epochs: tuple[int, ...], why: str) -> None:
     draft.arm(Wait.REPORT, epochs[-1])
 
 
-def suspect(draft: Draft, epoch: int, why: str) -> Loss | None:
-    """Give up `epoch` if it is one that can be; return its revocation if that is under way now."""
+def suspect(draft: Draft, epoch: int, why: str) -> Revoked | None:
+    """Give up `epoch`, in force or planned; return the revocation that is under way now, if any."""
     job, world = draft.job, draft.job.in_force
     match job.phase:
-        case Preparing(move=move) if epoch in (world, move.epoch):
-            call_off(draft, move, why, counts=epoch == move.epoch)
+        case Preparing(move=move):
+            call_off(draft, move, why, counts=epoch != world)
             if epoch == world:
                 revoke(draft, (world,), why)
-        case Armed(move=move) | Switching(move=move) if epoch == move.epoch:
-            revoke(draft, (epoch,), why, move)
-        case Armed(move=move) | Switching(move=move) if epoch == world:
-            revoke(draft, (move.epoch, world), why, move)
-        case Starting() | Training() | Recovering() if epoch == world:
+        case Armed(move=move) | Switching(move=move):
+            revoke(draft, (move.epoch,) if epoch != world else (move.epoch, world), why, move)
+        case Starting() | Training() | Recovering():
             revoke(draft, (world,), why)
-        case (Accusing() | Reporting()) as phase if epoch == world:
-            if world not in phase.loss.epochs:
-                extend(draft, phase.loss, (world,), why)
-    loss = loss_of(draft.job)
-    return loss if loss is not None and epoch in loss.epochs else None
+        case (Accusing() | Reporting()) as phase if epoch not in phase.loss.epochs:
+            extend(draft, phase.loss, (epoch,), why)
+    return revoked(draft.job)
 
 
 # --- what is heard meanwhile ----------------------------------------------------------------------
@@ -95,13 +94,14 @@ def suspect(draft: Draft, epoch: int, why: str) -> Loss | None:
 def accuse(draft: Draft, event: Broken) -> None:
     """Note who accuses whom, and ask both whether they live."""
     job = draft.job
-    if not _belongs(job, event.worker, event.epoch):
+    if not has_part(job, event.worker, event.epoch):
         return
     peers = sorted(_workers(job, event.epoch).intersection(event.peers) - {event.worker})
     why = f"{event.worker} lost its link to {', '.join(event.peers) or 'nobody it could name'}"
-    loss = suspect(draft, event.epoch, why)
-    if loss is None:
+    phase = suspect(draft, event.epoch, why)
+    if phase is None:
         return
+    loss = phase.loss
     new = tuple(Accusation(event.worker, peer) for peer in peers)
     new = tuple(accusation for accusation in new if accusation not in loss.accusations)
     asked = {blame.agent_of(worker) for pair in loss.accusations for worker in pair}
@@ -109,56 +109,52 @@ def accuse(draft: Draft, event: Broken) -> None:
     for name in draft.living(end for end in ends if end not in asked):
         draft.do(Probe(job=job.name, agent=name, probe=loss.epochs[0]))
     loss = dataclasses.replace(loss, accusations=loss.accusations + new)
-    is_news = bool(blame.unexplained(new, living(draft.job, loss)))
-    if isinstance(draft.job.phase, Reporting) and is_news:
-        draft.note(f"late accusations are heard: {why}")
+    if isinstance(phase, Reporting) and blame.unexplained(new, living(draft.job, loss)):
+        draft.note(f"a late accusation is heard: {why}")
         draft.arm(Wait.ACCUSE, loss.epochs[-1])
-        draft.set(phase=Accusing(loss=loss))
-    else:
-        _keep(draft, loss)
+        phase = Accusing(loss=loss)
+    draft.set(phase=dataclasses.replace(phase, loss=loss))
 
 
 def answer(draft: Draft, event: Answered) -> None:
     """Note that an agent and its workers live."""
-    loss = loss_of(draft.job)
-    if loss is None or event.agent not in draft.job.agents or event.probe != loss.epochs[0]:
-        return
-    _keep(draft, dataclasses.replace(loss, answered=loss.answered | {event.agent}))
+    phase = revoked(draft.job)
+    if phase is not None and event.probe == phase.loss.epochs[0]:
+        answered = phase.loss.answered | {event.agent}
+        loss = dataclasses.replace(phase.loss, answered=answered)
+        draft.set(phase=dataclasses.replace(phase, loss=loss))
 
 
 def report(draft: Draft, event: Reported) -> None:
-    """Note where a worker stands. One that reports unasked has heard of a break before we did."""
-    job, key = draft.job, (event.worker, event.of)
-    if not _belongs(job, event.worker, event.of):
+    """Note where a worker stands. One that reports unasked has heard of a break before we did.
+
+    The first word counts: where a worker stands in a revoked epoch cannot change any more.
+    """
+    if not has_part(draft.job, event.worker, event.of):
         return
-    if suspect(draft, event.of, f"{event.worker} reported that it is broken") is None:
-        return
-    known = job.reports.get(key)
-    if known is None or _age(known) <= _age(event):
-        draft.set(reports={**job.reports, key: event})
+    if suspect(draft, event.of, f"{event.worker} reported that it is broken") is not None:
+        draft.set(reports={(event.worker, event.of): event, **draft.job.reports})
 
 
 # --- what follows from it -------------------------------------------------------------------------
 
 
-def settle_blame(draft: Draft, loss: Loss, *, time_is_up: bool = False) -> None:
-    """Say who is lost, as soon as that is certain or the time for accusations is over."""
-    job = draft.job
-    alive = living(job, loss)
-    lost = blame.outvoted(loss.accusations, alive)
-    if not lost and time_is_up:
-        heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
-        lost = blame.silent(loss.accusations, alive, heard)
-    if not lost and time_is_up:
-        lost = blame.unsound(loss.accusations, alive, job.relinked, draft.at)
-    _lose(draft, lost)
+def settle_blame(draft: Draft, loss: Loss) -> None:
+    """Say who is lost, as far as that is certain; wait no longer if it explains everything."""
+    _lose(draft, blame.outvoted(loss.accusations, living(draft.job, loss)))
     left = living(draft.job, loss)
-    is_explained = len(left) < len(_parties(job, loss)) and not blame.unexplained(
-        loss.accusations, left
-    )
-    if time_is_up or is_explained:
-        draft.note(f"{len(left)} survivors are to report where they stand")
-        draft.set(phase=Reporting(loss=loss))
+    is_explained = not blame.unexplained(loss.accusations, left)
+    if is_explained and len(left) < len(_parties(draft.job, loss)):
+        _ask_survivors(draft, loss)
+
+
+def hear_no_more(draft: Draft, loss: Loss) -> None:
+    """Say who is lost now that the time for accusations and answers is over."""
+    job, alive = draft.job, living(draft.job, loss)
+    heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
+    lost = blame.silent(loss.accusations, alive, heard)
+    _lose(draft, lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at))
+    _ask_survivors(draft, loss)
 
 
 def has_all_reports(job: Job, loss: Loss) -> bool:
@@ -170,29 +166,34 @@ def give_up_silent(draft: Draft, loss: Loss) -> None:
     """Give up the agents that have not reported in time: nothing is known of their workers."""
     owing = [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]
     _lose(draft, dict.fromkeys(owing, "its workers did not report in time"))
+    _ask_survivors(draft, loss)
+
+
+def _ask_survivors(draft: Draft, loss: Loss) -> None:
+    left = ", ".join(draft.job.agents[name].node for name in living(draft.job, loss))
+    draft.note(f"the survivors, on {left or 'no node'}, are to report where they stand")
     draft.set(phase=Reporting(loss=loss))
 
 
 def _lose(draft: Draft, lost: Mapping[str, str]) -> None:
     for name, reason in lost.items():
         agent = draft.job.agents.get(name)
-        if agent is not None:
+        if agent is not None:  # it may have gone with another agent of its node
             draft.lose(agent.node, reason)
-
-
-def _keep(draft: Draft, loss: Loss) -> None:
-    """Put what was heard into the phase."""
-    phase = draft.job.phase
-    if isinstance(phase, Accusing | Reporting):
-        draft.set(phase=dataclasses.replace(phase, loss=loss))
 
 
 # --- who ------------------------------------------------------------------------------------------
 
 
-def loss_of(job: Job) -> Loss | None:
+def revoked(job: Job) -> Revoked | None:
     """Return the revocation under way, or None."""
-    return job.phase.loss if isinstance(job.phase, Accusing | Reporting) else None
+    return job.phase if isinstance(job.phase, Accusing | Reporting) else None
+
+
+def has_part(job: Job, worker: str, epoch: int) -> bool:
+    """Return whether a live worker speaks of an epoch that it has a part in."""
+    agent = job.agent_of(worker)
+    return agent is not None and agent.exit is None and worker in _workers(job, epoch)
 
 
 def concerned(job: Job, loss: Loss, epoch: int) -> Iterable[str]:
@@ -231,27 +232,10 @@ def _workers(job: Job, epoch: int) -> set[str]:
     return set(job.workers(agents)) if epoch == job.in_force else set()
 
 
-def _belongs(job: Job, worker: str, epoch: int) -> bool:
-    """Return whether a live worker speaks of an epoch that it has a part in."""
-    agent = job.agent_of(worker)
-    return agent is not None and epoch > agent.since and worker in _workers(job, epoch)
-
-
-def _only(
-    reports: Mapping[tuple[str, int], Reported], epochs: set[int]
-) -> dict[tuple[str, int], Reported]:
-    return {key: report for key, report in reports.items() if key[1] in epochs}
-
-
-def _age(report: Reported) -> tuple[int, int]:
-    return report.epoch, NO_STEP - 1 if report.step is None else report.step
-
-
 def _count_attempt(draft: Draft, node: str) -> None:
-    request = draft.job.requests.get(node)
-    if request is None:
-        return
-    tried = Request(request.reason, request.attempts + 1)
+    """Count a move that failed; drop the request after too many."""
+    request = draft.job.requests[node]
+    tried = request._replace(attempts=request.attempts + 1)
     requests = {**draft.job.requests, node: tried}
     if tried.attempts >= ATTEMPTS:
         del requests[node]

@@ -5,8 +5,8 @@ tagged and encodable. Events are facts, orders are what the controller asks of a
 workers, and effects are what the controller does itself.
 
 Three names recur. An *agent* is one `tmover run`, named by its node and a random part, so that a
-node that comes back is another agent. A *worker* is one rank's process, `agent/local_rank`. A *step*
-is the index of a training step; the step of a rank is the last one it applied, -1 before the first.
+node that comes back is another agent. A *worker* is one rank's process, `agent/local_rank`. A
+*step* is the index of a training step; a rank's is the last one it applied, -1 before the first.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ def join(draft: Draft, event: Joined) -> None:
             launch=1,
             slot=job.nnodes - 1 if slot is None else slot,
             sandbox=slot is None,
-            since=job.epoch,
         )
     )
     draft.set(fenced=job.fenced - {event.node})

@@ -129,7 +129,7 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
         case Warm(worker=worker, schema=schema) if agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
         case Exited(code=code, reason=reason):
-            was_carried_along = not agent.is_ready and epochs.loss_of(job) is not None
+            was_carried_along = not agent.is_ready and epochs.revoked(job) is not None
             is_error = is_own_error(code) and not was_carried_along
             mute = set(job.workers([agent.name]))
             draft.put(agent, exit=Exit(code, reason, is_error), failures=agent.failures + 1)
@@ -204,7 +204,7 @@ def _hear_clock(draft: Draft, event: DeadlinePassed) -> None:
         case Recovering() as phase if (wait, epoch) == (Wait.SWITCH, job.in_force):
             recover.overdue(draft, phase)
         case Accusing(loss=loss) if (wait, epoch) == (Wait.ACCUSE, loss.epochs[-1]):
-            epochs.settle_blame(draft, loss, time_is_up=True)
+            epochs.hear_no_more(draft, loss)
         case (Accusing() | Reporting()) as phase if (wait, epoch) == _report_due(phase):
             epochs.give_up_silent(draft, phase.loss)
     if (wait, epoch) == (Wait.STANDBY, job.ordered.epoch):
@@ -305,12 +305,11 @@ def wake(job: Job) -> list[AnyEffect]:
 def _aborts(job: Job, agent: str) -> list[AnyOrder]:
     """Return the end of every planned move beyond the world in force that came to nothing."""
     planned = standby.move_of(job)
-    alive = {job.in_force} if planned is None else {job.in_force, planned.epoch}
-    since = max(job.in_force, job.agents[agent].since)
+    burnt = range(job.in_force + 1, job.epoch + 1 if planned is None else planned.epoch)
     return [
         Abort(job=job.name, agent=agent, epoch=epoch, reason="it came to nothing")
-        for epoch in range(since + 1, job.epoch + 1)
-        if epoch not in alive and not isinstance(job.phase, Forming)
+        for epoch in burnt
+        if not isinstance(job.phase, Forming)
     ]
 
 

@@ -63,7 +63,7 @@ def prepared(draft: Draft, event: Prepared) -> None:
 
 def prepare_failed(draft: Draft, event: PrepareFailed) -> None:
     """Give the epoch up that a worker could not prepare."""
-    if draft.job.agent_of(event.worker) is not None:
+    if epochs.has_part(draft.job, event.worker, event.epoch):
         epochs.suspect(draft, event.epoch, f"{event.worker} could not prepare: {event.reason}")
 
 

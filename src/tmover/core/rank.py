@@ -88,7 +88,7 @@ def arm(rank: Rank, epoch: int) -> Rank:
 
 
 def revoke(rank: Rank, epoch: int) -> Rank:
-    """Return the rank after `epoch` was revoked. An old epoch, or a second time, changes nothing."""
+    """Return the rank after `epoch` was revoked. An old one, or a second time, changes nothing."""
     if epoch < rank.epoch or epoch in rank.revoked:
         return rank
     armed = 0 if rank.armed == epoch else rank.armed
@@ -164,7 +164,7 @@ def resolve(rank: Rank, step: int) -> Resolution:
         return Resolution.RECEIVE
     if step == rank.step:
         return Resolution.REDO
-    if step == rank.step + 1 and rank.doubt == step:
+    if rank.doubt == step:
         return Resolution.APPLY
     return Resolution.RECEIVE
 

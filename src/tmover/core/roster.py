@@ -59,8 +59,6 @@ class Agent:
     slot: int
     """The slot it holds; the one it rehearses while `sandbox`."""
     sandbox: bool
-    since: int
-    """Epochs up to this one are older than the launch; its workers had no part in them."""
     endpoints: tuple[str, ...] = ()
     """Of its workers, by local rank; empty until they are up."""
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)

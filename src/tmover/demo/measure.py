@@ -137,16 +137,20 @@ def _samples(lines: Iterable[Line]) -> Iterator[int]:
     """Yield the samples of every committed step.
 
     A rank that died between applying a step and saying so has left only its attempt; the step
-    counts if another rank committed it, since it was applied by all then.
+    counts if another rank committed it, since it was applied by all then. One that died after a
+    vote that passed on no survivor has left a step that its successor does again: that one counts.
     """
     attempts: dict[tuple[int, int | None], Line] = {}
-    committed: set[tuple[int, int | None]] = set()
+    committed: dict[tuple[int, int | None], list[Line]] = {}
     for line in lines:
         key = (line.rank, line.step)
         if line.event == "attempt":
             attempts[key] = line
         elif line.event == "committed":
-            committed.add(key)
+            same = [one for one in committed.get(key, []) if one.worker == line.worker]
+            committed[key] = [*same, line]
+    for found in committed.values():
+        for line in found:
             yield from line.samples or ()
     steps = {step for _, step in committed}
     for key, line in attempts.items():

@@ -45,6 +45,7 @@ def spawn_holder(step: pathlib.Path, log: pathlib.Path) -> int:
         ],
         setsid=True,
         setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
     )
 
 

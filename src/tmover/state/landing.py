@@ -46,21 +46,23 @@ class Places:
             if ref.number >= len(self._layouts):
                 msg = f"state header refers to tensor {ref.number} of {len(self._layouts)}"
                 raise StateError(msg)
-            if ref.number not in self._found:
-                place = self._place(each, path, self._layouts[ref.number], _at(live, path))
-                self._found[ref.number] = place
-                self._taken.add(id(place))
+            self._place(each, path, ref.number, _at(live, path))
 
-    def _place(
-        self, each: Part, path: tuple[Any, ...], described: Layout, mine: Any
-    ) -> torch.Tensor:
-        if isinstance(mine, torch.Tensor) and described.fits(mine) and id(mine) not in self._taken:
-            return mine
+    def _place(self, each: Part, path: tuple[Any, ...], number: int, mine: Any) -> None:
+        described, found = self._layouts[number], self._found.get(number)
+        if mine is not None and mine is found:
+            return
         device = each.device(path, described)
-        if device is None:
+        free = isinstance(mine, torch.Tensor) and id(mine) not in self._taken
+        if found is None and free and described.fits(mine):
+            found = mine
+        elif device is None:
             msg = f"tracked `{each.name}`: {'.'.join(map(str, path))} is another tensor here"
             raise StateError(msg)
-        return memory.allocate(described, device)
+        elif found is None:
+            found = memory.allocate(described, device)
+        self._found[number] = found
+        self._taken.add(id(found))
 
 
 class Landing:

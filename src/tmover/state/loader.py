@@ -7,6 +7,7 @@ touched.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sized
 from typing import Any
 
@@ -57,7 +58,9 @@ class Batches:
 
     def samples(self) -> list[Any] | None:
         """Return the indices of the last batch's samples, or None if they have none."""
-        return None if self._current is None else self._current.indices
+        if self._current is None or self._current.indices is None:
+            return None
+        return [operator.index(i) if hasattr(i, "__index__") else i for i in self._current.indices]
 
     def next(self) -> Any:
         """Return the next batch."""

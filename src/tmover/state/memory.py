@@ -165,7 +165,9 @@ class Area:
     """A bounded piece of CPU memory through which bytes pass to and from tensors."""
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
-        self.tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.tensor = torch.empty(
+            size, dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available()
+        )
         self.memory = view(self.tensor)
 
 

@@ -9,6 +9,7 @@ draw the same.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,9 @@ from tmover.state import rng
 from tmover.state.position import Position, advance, next_pass
 
 _DRAW_AT_ONCE = {
+    list,
+    range,
+    torch.Tensor,
     BatchSampler,
     DistributedSampler,
     RandomSampler,
@@ -35,7 +39,7 @@ _DRAW_AT_ONCE = {
     SubsetRandomSampler,
     WeightedRandomSampler,
 }
-"""Samplers that use the global streams before their first index only."""
+"""What uses the global streams before its first index only, or never."""
 
 
 class Order:
@@ -68,16 +72,16 @@ class Order:
 
         Raises `StateError` for one whose rank is not the global one: nobody knows what it becomes.
         """
-        for sampler in self._chain if rank != self._rank else []:
-            theirs = getattr(sampler, "rank", None)
-            if isinstance(theirs, int) and theirs != self._rank:
+        splitting = [s for s in self._chain if isinstance(getattr(s, "rank", None), int)]
+        for sampler in splitting if rank != self._rank else []:
+            if sampler.rank != self._rank:
                 msg = (
-                    f"`{type(sampler).__name__}` splits for rank {theirs}, not for the global rank "
-                    f"{self._rank}: it cannot become rank {rank}'s"
+                    f"`{type(sampler).__name__}` splits for rank {sampler.rank}, not for the "
+                    f"global rank {self._rank}: it cannot become rank {rank}'s"
                 )
                 raise StateError(msg)
-            if isinstance(theirs, int):
-                sampler.rank = rank
+        for sampler in splitting if rank != self._rank else []:
+            sampler.rank = rank
         self._rank = rank
 
     def walk(self, position: Position) -> Iterator[tuple[Position, Any]]:
@@ -101,9 +105,8 @@ class Order:
             for sampler in self._chain:
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(position.pass_)
-            iterator = iter(self._top)
-            ended = any(next(iterator, _END) is _END for _ in range(position.batch))
-            first = _END if ended else next(iterator, _END)
+            iterator = _from(self._top, position.batch)
+            first = next(iterator, _END)
         if first is _END:
             return
         yield first
@@ -118,10 +121,27 @@ class Order:
 _END = object()
 
 
+def _from(top: Any, batch: int) -> Iterator[Any]:
+    """Return what `top` yields from number `batch` on, skipped as fast as Python can."""
+    if type(top) is not BatchSampler:
+        return itertools.islice(top, batch, None)
+    samples = itertools.islice(top.sampler, batch * top.batch_size, None)
+    return _batched(samples, top.batch_size, drop_last=top.drop_last)
+
+
+def _batched(samples: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    """Yield batches as `BatchSampler` does."""
+    while batch := list(itertools.islice(samples, size)):
+        if len(batch) < size and drop_last:
+            return
+        yield batch
+
+
 def _chain(top: Any) -> list[Any]:
     """Return a sampler and those it draws from."""
     chain: list[Any] = []
     while top is not None and not any(top is seen for seen in chain):
         chain.append(top)
-        top = getattr(top, "sampler", None) or getattr(top, "batch_sampler", None)
+        below = getattr(top, "sampler", None)
+        top = getattr(top, "batch_sampler", None) if below is None else below
     return chain

@@ -17,7 +17,6 @@ from tmover.state import rng, tree
 from tmover.state.capture import Tracked
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
 
-
 _LARGE_BYTES = 1 << 20
 """Tensors of tracked objects from this size on are not copied at every step."""
 

@@ -7,8 +7,6 @@ An `IndexedSource` goes to any position by sending other indices to the same loa
 from __future__ import annotations
 
 import collections
-import contextlib
-import operator
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -94,13 +92,11 @@ class IndexedSource:
                 msg = f"the loader returned batch {serial} where {ticket.serial} was due"
                 raise StateError(msg)
             if serial >= self._wanted:
-                indices = self._numbers(ticket.indices)
-                return Fetched(batch, advance(position), indices)
+                return Fetched(batch, advance(position), self._several(ticket.indices))
 
-    def _numbers(self, indices: Any) -> list[Any]:
+    def _several(self, indices: Any) -> list[Any]:
         several = self._loader.batch_sampler is not None or isinstance(indices, (list, tuple))
-        numbers = indices if several else [indices]
-        return [operator.index(i) if hasattr(i, "__index__") else i for i in numbers]
+        return list(indices) if several else [indices]
 
     def _tickets(self) -> Iterator[Ticket]:
         """Yield tickets without end. Torch's loader draws them ahead of time, for its workers."""
@@ -225,10 +221,10 @@ class StreamSource:
 
     def _set_pass(self) -> None:
         loader = self._loader
-        parts = (loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None))
+        parts: list[Any] = [loader, *(getattr(loader, key, None) for key in ("dataset", "sampler"))]
         for each in parts:
-            with contextlib.suppress(AttributeError):
-                each.set_epoch(self._position.pass_)  # type: ignore[union-attr]
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(self._position.pass_)
 
     def _seeded(self, seed: int) -> Iterable[Any]:
         """Return the loader itself, or one like it that seeds its workers from `seed`."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.comm import intercept
+from tmover.comm.fabric import Mode
 from tmover.core.events import Assign, Looping, Warm
 from tmover.core.rank import Resolution, Verdict
 from tmover.errors import ConfigError, Interrupted, LinkError, StateError
@@ -69,6 +70,10 @@ class LiveEngine:
         self._batches: Batches | None = None
         self._total = 0
         self._rehearsed = 0
+        self._finals: set[int] = set()
+        """Parts after the loop of which an attempt was handed out."""
+        self._echo = False
+        """Whether the attempt is of a part that all others have done already."""
         runtime.recover = self._switch.recover
         runtime.form()
         if not dist.is_initialized():
@@ -136,14 +141,20 @@ class LiveEngine:
         return self._hand_out(step + 1)
 
     def final_step(self, index: int) -> Step | None:
-        """Return an attempt of a collective part after the loop, as step `total + index`."""
-        if self.sandbox:
-            return None
+        """Return an attempt of a collective part after the loop, as step `total + index`.
+
+        A joiner that comes when all others have done it runs it once, answered locally, so that the
+        names it sets exist; `committed` stays false.
+        """
         self._settle()
         step = self._runtime.standing.rank.step
         assert step is not None
         wanted = self._total + index
-        return None if step >= wanted else Step(self, wanted, None)
+        if wanted in self._finals:
+            return None if step >= wanted else Step(self, wanted, None)
+        self._finals.add(wanted)
+        self._echo = step >= wanted
+        return Step(self, wanted, None)
 
     def _settle(self) -> None:
         """Do at the boundary what the last vote or a revocation asks for."""
@@ -183,9 +194,11 @@ class LiveEngine:
             self._refuse_gradients(step.index)
             if self._record:
                 Record.decode(self._record).restore_rng()
-            runtime.trace.write("attempt", step=step.index)
+            runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
         runtime.fabric.attempt_open = True
+        if self._echo:
+            runtime.fabric.mode = Mode.SANDBOX
         if runtime.injector:
             self._inject_in_body(step.index)
 
@@ -199,6 +212,8 @@ class LiveEngine:
                 return False
             if self.sandbox:
                 return self._close_rehearsal(error)
+            if self._echo:
+                return self._close_echo(attempt)
             if attempt.phase is Phase.OPEN:
                 if error is not None and not self._excused(error):
                     return False
@@ -216,6 +231,15 @@ class LiveEngine:
             attempt.snapshot.restore(self.tracked)
         return error is not None
 
+    def _close_echo(self, attempt: Attempt) -> bool:
+        """End the local run of a part that all others have done."""
+        self._echo = False
+        fabric = self._runtime.fabric
+        fabric.quiesce()
+        fabric.mode = Mode.REVOKED if self._runtime.standing.rank.interrupted else Mode.LIVE
+        attempt.snapshot.restore(self.tracked)
+        return False
+
     def _excused(self, error: Exception) -> bool:
         """Return whether `error` is owed to the interruption: the attempt is done again anyway."""
         return self._runtime.sync() or isinstance(error, Interrupted)
@@ -231,12 +255,15 @@ class LiveEngine:
         attempt.step.committed = True
         self._record = attempt.record
         self._pending = None
-        samples = None
-        if self._batches is not None and index < self._total:
-            samples = self._batches.samples()
-        runtime.trace.write("committed", step=index, samples=samples)
+        runtime.trace.write("committed", step=index, samples=self._samples(index))
         runtime.pulse(index)
         runtime.injector.at(Point.AFTER_UPDATE, index)
+
+    def _samples(self, index: int) -> list[Any] | None:
+        """Return the samples of the step that was handed out, for the trace."""
+        if self._batches is None or index >= self._total or not self._runtime.trace.enabled:
+            return None
+        return self._batches.samples()
 
     # --- the vote ---------------------------------------------------------------------------------
 
@@ -374,4 +401,6 @@ class LiveEngine:
             (Point.IN_BACKWARD, parameters[:1]),
         ):
             if parameter and injector.wants(point, index):
-                parameter[0].register_hook(lambda _, point=point: injector.at(point, index))
+                parameter[0].register_hook(  # type: ignore[no-untyped-call]  # torch's own
+                    lambda _, point=point: injector.at(point, index)
+                )

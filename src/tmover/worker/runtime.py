@@ -220,9 +220,7 @@ class Runtime:
         self.trace.write("prepared", epoch=epoch)
         self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
 
-    def prepare_links(
-        self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()
-    ) -> None:
+    def prepare_links(self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()) -> None:
         """Open what `plan` needs beside what exists, and park it."""
         self.links_before = self.fabric.links_opened
         self.fabric.prepare(plan, timeout_s=CONNECT_TIMEOUT_S, relink=relink)

@@ -264,7 +264,9 @@ class Switch:
             raise Interrupted(msg)
         runtime.fabric.commit(epoch)
         runtime.prepare = None
-        runtime.send(Passed(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step))
+        runtime.send(
+            Passed(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step)
+        )
         links = runtime.fabric.links_opened - runtime.links_before
         runtime.trace.write("passed", epoch=epoch, step=step, links=links)
         runtime.injector.at(Point.AFTER_BARRIER, step)

@@ -71,12 +71,15 @@ def test_hearsay_is_passed_on_but_accuses_nobody() -> None:
     def hearing(fabric: Fabric, board: Board) -> list[Any]:
         accused: list[Any] = []
         fabric.on_broken = lambda *observed: accused.append(observed)
+        board.put(f"hearing/{fabric.rank}")
         with pytest.raises(Interrupted):
             fabric.exchange(b"")
         board.put(f"awake/{fabric.rank}")
         return accused
 
     def revoking(fabric: Fabric, board: Board) -> list[Any]:
+        for rank in (0, 1):
+            board.get(f"hearing/{rank}")
         fabric.revoke(1, "a test says so")
         for rank in (0, 1):
             board.get(f"awake/{rank}")

@@ -28,7 +28,7 @@ from tmover.errors import Interrupted
 
 SIZE = 3
 ROUNDS = 5
-COUNT = 4_000_000
+COUNT = 1_500_000
 NOTHING = memoryview(b"")
 
 

@@ -285,7 +285,7 @@ def test_preparing_ends_at_once_when_its_epoch_is_given_up(how: str) -> None:
 
         thread = threading.Thread(target=prepare)
         thread.start()
-        while fabric._prepared is None and not ended.is_set():
+        while fabric.worlds.coming is None and not ended.is_set():
             torch.ones(10_000).sort()
         if how == "revoke":
             fabric.revoke(2, "given up")
@@ -416,6 +416,9 @@ def test_state_goes_over_a_socket_of_its_own_which_ends_with_its_epoch() -> None
     def member(fabric: Fabric, board: Board, name: str) -> None:
         plan = make_plan(board, 2, NEW)
         fabric.prepare(plan, timeout_s=10)
+        board.put(f"prepared/{name}")
+        for other in OLD:
+            board.get(f"prepared/{other}")
         if name != "n1":
             return
         joiner = plan.member(1)

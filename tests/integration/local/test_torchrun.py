@@ -74,7 +74,7 @@ def test_a_job_runs_to_its_end_and_nothing_is_left(
 
 def test_ctrl_c_cancels_the_job_and_cleans_up(state: pathlib.Path, train: pathlib.Path) -> None:
     with submit(state, "--nodes", "2", "--", str(train), FOREVER) as command:
-        read_until(command, "training: ")
+        read_until(command, "ranks train in epoch 1")
         command.send_signal(signal.SIGINT)
         output, _ = command.communicate(timeout=LONG_S)
 

@@ -74,7 +74,7 @@ def test_a_move_that_is_called_off_is_aborted_with_the_reason() -> None:
 
     (note, end) = watch.look(status(notes=("12:00 a joiner was lost",)))
 
-    assert note == News("training", "12:00 a joiner was lost")
+    assert note == News("note", "12:00 a joiner was lost")
     assert end == News("aborted", "node2 stays where it is (12:00 a joiner was lost)")
     assert watch.is_over
     assert not watch.is_done
@@ -102,7 +102,7 @@ def test_a_request_that_was_dropped_is_aborted_though_no_move_was_seen() -> None
 
     seen = phases(watch, status(notes=("12:00 3 moves of node2 failed: it stays; ask again",)))
 
-    assert seen == ["training", "aborted"]
+    assert seen == ["note", "aborted"]
 
 
 def test_without_a_standby_it_says_that_it_waits() -> None:
@@ -129,7 +129,7 @@ def test_a_job_is_followed_by_its_phases_and_notes() -> None:
         *watch.look(status(notes=("12:00 hello",))),
     ]
 
-    assert [one.phase for one in news] == ["forming", "training", "training"]
+    assert [one.phase for one in news] == ["forming", "note", "training"]
     assert news[1].text == "12:00 hello"
 
 
@@ -140,3 +140,8 @@ def test_a_summary_says_where_the_job_is() -> None:
     assert "no step yet" in summary(status(step=None))
     assert "no step yet" in summary(status(step=-1))
     assert summary(status(standbys=())).endswith("standby none")
+
+
+def test_a_note_is_shown_as_it_is_and_a_phase_by_its_name() -> None:
+    assert str(News("note", "12:00 hello")) == "12:00 hello"
+    assert str(News("armed", "node2 to node3")) == "armed: node2 to node3"

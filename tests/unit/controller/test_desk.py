@@ -21,7 +21,6 @@ from tmover.core.events import (
     Looping,
     Note,
     OrderNode,
-    Stop,
     Submitted,
     Wait,
 )
@@ -70,8 +69,7 @@ def feed(desk: Desk, *entries: Entry) -> list[Action]:
 
 def repeats(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
     """Decide the same whatever happens."""
-    stop = Stop(job="1", agent="node1-aa", code=0, reason="released")
-    return job, [LOST, ORDER, ORDER, stop, Note(job="1", text=type(event).__name__)]
+    return job, [LOST, ORDER, ORDER, Note(job="1", text=type(event).__name__)]
 
 
 def test_a_restored_desk_knows_what_the_one_before_knew(journal: Journal) -> None:
@@ -82,10 +80,8 @@ def test_a_restored_desk_knows_what_the_one_before_knew(journal: Journal) -> Non
 
     before, after = desk.ledgers["1"], restored.ledgers["1"]
     assert before.job.phase.stage is not Stage.TRAINING
-    assert (after.job, after.notes, after.effects, after.agents) == (
-        before.job, before.notes, before.effects, before.agents,
-    )  # fmt: skip
-    assert after.agents == {"node1-aa": "node1"}
+    assert before.effects
+    assert (after.job, after.notes, after.effects) == (before.job, before.notes, before.effects)
     assert restored.new_id() == "2"
 
 
@@ -118,14 +114,6 @@ def test_an_order_that_came_to_nothing_in_time_is_dropped(journal: Journal) -> N
     feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=0))
 
     assert desk.ledgers["1"].effects == [LOST]
-
-
-def test_an_agent_that_was_told_to_stop_is_not_expected_back(journal: Journal) -> None:
-    desk = Desk(journal, repeats)
-
-    feed(desk, SUBMITTED, joined(1), joined(2))
-
-    assert desk.ledgers["1"].agents == {"node2-aa": "node2"}
 
 
 def test_only_the_last_decisions_are_kept_for_people(journal: Journal) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +12,10 @@ from support.schedulers import ScriptedScheduler
 from tmover.controller.desk import Ledger
 from tmover.controller.errands import Errands
 from tmover.controller.journal import Effect, Settled
-from tmover.core.events import EndNode, OrderNode
+from tmover.core.events import EndNode, Joined, OrderNode, Submitted
+from tmover.core.job import decide
 from tmover.core.phase import Ended
-from tmover.core.roster import Agent, Job, Ordered
+from tmover.core.roster import Job, Ordered
 from tmover.errors import SchedulerError
 from tmover.scheduler.interface import NodeInfo, NodeState
 
@@ -23,8 +24,8 @@ ORDER = OrderNode(job="1", exclude=("node1", "node2"))
 AWAY = SchedulerError("slurmctld is away")
 
 
-def ledger(*effects: Effect, ordered: int = 0, agents: Mapping[str, Agent] | None = None) -> Ledger:
-    made = Ledger(Job(name="1", ordered=Ordered(ordered, 0), agents=agents or {}))
+def ledger(*effects: Effect, ordered: int = 0) -> Ledger:
+    made = Ledger(Job(name="1", ordered=Ordered(ordered, 0)))
     made.effects = list(effects)
     return made
 
@@ -80,10 +81,13 @@ def test_a_node_that_carries_another_job_by_now_is_left_alone() -> None:
 
 
 def test_a_node_to_which_the_job_came_back_is_left_alone() -> None:
-    back = Agent(name="node2-cc", node="node2", address="", launch=1, slot=0, sandbox=True, since=0)
+    joined = Joined(job="1", agent="node2-cc", node="node2", address="", nproc=1, standby=False)
+    book = ledger(FENCE)
+    for event in (Submitted(job="1", nnodes=1, nproc=1, owner="ann"), joined):
+        book.job, _ = decide(book.job, event)
     scheduler = ScriptedScheduler()
 
-    assert run(scheduler, ledger(FENCE, agents={back.name: back})) == [FENCE]
+    assert run(scheduler, book) == [FENCE]
     assert scheduler.calls == []
 
 

@@ -33,6 +33,8 @@ from tmover.core.events import (
     Done,
     EndNode,
     Finished,
+    Joined,
+    Launched,
     Member,
     NodeLost,
     OrderNode,
@@ -211,19 +213,18 @@ def test_endpoints_do_not_change_within_a_launch() -> None:
     story = Story().joined()
     story.tell(launched("a0"))
 
-    other = dataclasses.replace(story.job)
-    again = launched("a0")
-    assert decide(other, type(again)(job="j", agent="a0", launch=1, endpoints=("b:1",)))[0] == other
+    other = Launched(job="j", agent="a0", launch=1, endpoints=("elsewhere:1",))
+    assert decide(story.job, other) == (story.job, [])
 
 
 def test_training_begins_when_every_rank_loops() -> None:
     story = Story().starting()
 
     story.tell(looping("a0/0"), looping("a1/0"))
-    assert story.job.phase == Starting()
+    assert story.now() == Starting()
     story.tell(looping("a2/0"))
 
-    assert story.job.phase == Training()
+    assert story.now() == Training()
     assert story.job.schemas == {0: SCHEMA, 1: SCHEMA, 2: SCHEMA}
 
 
@@ -619,7 +620,7 @@ def test_a_joiner_that_dies_while_preparing_is_replaced_by_the_next() -> None:
 
     actions = story.tell(expired("s0"))
 
-    assert actions[2:6] == aborts(2, "a joiner was lost", "a0", "a1", "a2") + [actions[5]]
+    assert actions[2:6] == [*aborts(2, "a joiner was lost", "a0", "a1", "a2"), actions[5]]
     assert isinstance(story.job.phase, Preparing)
     assert story.job.phase.move.slots == ("a0", "s1", "a2")
     assert story.job.epoch == 3
@@ -835,6 +836,59 @@ def test_a_stayer_lost_while_switching_is_a_failure_and_the_request_stands() -> 
     assert "n1" in story.job.requests
 
 
+def test_a_link_that_breaks_in_the_barrier_revokes_the_move_and_not_the_training() -> None:
+    story = Story().switching()
+
+    actions = story.tell(broken("a0/0", "s0/0", epoch=2))
+
+    assert actions == [
+        *revokes(2, "a0/0 lost its link to s0/0", "a0", "a1", "a2", "s0"),
+        timer(Wait.ACCUSE, 2),
+        timer(Wait.REPORT, 2),
+        Probe(job="j", agent="a0", probe=2),
+        Probe(job="j", agent="s0", probe=2),
+    ]
+
+
+def test_a_link_that_breaks_in_training_while_switching_revokes_both() -> None:
+    story = Story().switching()
+
+    actions = story.tell(broken("a2/0", "a1/0", epoch=1))
+
+    why = "a2/0 lost its link to a1/0"
+    assert actions[:7] == [
+        *revokes(2, why, "a0", "a1", "a2", "s0"),
+        *revokes(1, why, "a0", "a1", "a2"),
+    ]
+
+
+def test_a_link_that_breaks_in_training_after_the_move_was_revoked_is_a_failure_too() -> None:
+    story = Story().switching()
+    story.tell(broken("a0/0", "s0/0", epoch=2))
+
+    actions = story.tell(broken("a2/0", "a1/0", epoch=1))
+
+    assert actions == [
+        *revokes(1, "a2/0 lost its link to a1/0", "a0", "a1", "a2"),
+        timer(Wait.ACCUSE, 1),
+        timer(Wait.REPORT, 1),
+        Probe(job="j", agent="a2", probe=2),
+        Probe(job="j", agent="a1", probe=2),
+    ]
+
+
+def test_a_link_that_breaks_in_a_switch_and_comes_back_costs_nothing_if_nobody_passed() -> None:
+    story = Story().switching()
+    story.tell(broken("a0/0", "s0/0", epoch=2), answered("s0", 2), answered("a0", 2))
+    story.tell(overdue(Wait.ACCUSE, 2))
+    said = [reported(f"{agent}/0", 5, of=2, epoch=1) for agent in ("a0", "a1", "a2")]
+
+    actions = story.tell(*said, reported("s0/0", None, of=2, epoch=0))
+
+    assert actions[:4] == aborts(2, "no rank has passed into it", "a0", "a1", "a2", "s0")
+    assert story.job.requests["n1"].attempts == 1
+
+
 def test_a_move_revoked_for_its_joiner_is_a_failure_if_a_member_is_lost_meanwhile() -> None:
     story = Story(standbys=2).armed()
     story.tell(exited("s0"))
@@ -981,6 +1035,12 @@ def test_an_answer_to_another_probe_is_none() -> None:
     assert len(story.tell(overdue(Wait.ACCUSE, 1))) == 2
 
 
+def test_an_answer_to_no_question_changes_nothing() -> None:
+    job = Story().training().job
+
+    assert decide(job, answered("a1")) == (job, [])
+
+
 def test_an_accused_node_whose_workers_have_all_reported_lives() -> None:
     story = Story().training()
     story.tell(broken("a0/0", "a1/0"), reported("a1/0", 5))
@@ -1064,6 +1124,21 @@ def test_an_accusation_that_comes_late_is_heard_like_the_others() -> None:
     assert isinstance(story.job.phase, Accusing)
 
 
+def test_a_late_accusation_that_was_heard_before_is_no_news() -> None:
+    story = Story().training()
+    story.tell(broken("a0/0", "a1/0"), answered("a0"), answered("a1"), overdue(Wait.ACCUSE, 1))
+
+    assert story.tell(broken("a0/0", "a1/0")) == []
+    assert isinstance(story.job.phase, Reporting)
+
+
+def test_what_the_dead_have_said_last_does_not_count() -> None:
+    story = Story().revoked("a1")
+
+    assert story.tell(reported("a1/0", 5), broken("a1/0", "a0/0")) == []
+    assert story.job.reports == {}
+
+
 def test_a_late_accusation_of_the_lost_is_no_news() -> None:
     story = Story().revoked("a1")
 
@@ -1085,6 +1160,20 @@ def test_who_does_not_report_in_time_is_lost() -> None:
         *stops(1, f"lost: {why}", "a2"),
         EndNode(job="j", node="n2", reason=why),
     ]
+
+
+def test_two_agents_of_a_node_that_fall_silent_are_one_loss() -> None:
+    story = Story(standbys=0).training()
+    twin = Joined(job="j", agent="t0", node="n2", address="n2", nproc=1, standby=True)
+    story.tell(requested("n1"), twin, launched("t0"), warm("t0/0"))
+    story.tell(*[prepared(f"{agent}/0", 2) for agent in ("a0", "a1", "a2", "t0")])
+    story.tell(overdue(Wait.PREPARE, 2))
+    story.tell(*[reported(f"{agent}/0", 5, of=2, epoch=1) for agent in ("a0", "a1")])
+
+    actions = story.tell(overdue(Wait.REPORT, 2))
+
+    assert [a.agent for a in actions if isinstance(a, Stop)] == ["a2", "t0"]
+    assert sum(isinstance(a, EndNode) for a in actions) == 1
 
 
 def test_deadlines_of_another_revocation_mean_nothing() -> None:
@@ -1477,7 +1566,7 @@ def test_a_rank_lost_at_the_end_is_replaced_while_others_are_at_work() -> None:
     assert isinstance(story.job.phase, Recovering)
     story.tell(*[passed(w, 2, 9) for w in ("a0/0", "s0/0", "a2/0")])
     story.tell(finished("s0/0"), finished("a2/0"))
-    assert story.job.phase == Ended(code=0, reason="done")
+    assert story.now() == Ended(code=0, reason="done")
 
 
 def test_a_cancelled_job_ends_for_all() -> None:

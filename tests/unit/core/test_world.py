@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from support.world import Chaos, World
+from support.chaos import Chaos
+from support.world import World
 from tmover.core.phase import Ended
 
 DEATHS = ("node", "workers")
@@ -16,6 +17,7 @@ HARMLESS = tuple(kind for kind in CHAOS if kind not in ("script", "expire", "ear
 """What must not keep a job from its end, given nodes enough."""
 
 tapes = st.binary(max_size=500)
+pytestmark = pytest.mark.timeout(600)  # many runs each: a busy machine takes long
 
 
 def disturbances(kinds: tuple[str, ...]) -> st.SearchStrategy[list[Chaos]]:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -559,6 +560,36 @@ def test_a_header_for_other_shapes_is_refused_by_name() -> None:
 
     with pytest.raises(StateError, match=r"tracked `a`: parameters.scale is another tensor here"):
         Landing(tracked(a=Net()), capture(tracked(a=other)).header)
+
+
+def test_a_module_tracked_under_two_names_is_sent_once_and_must_be_shared_there_too() -> None:
+    source, target, apart = Net(1), Net(2), Net(2)
+    sent = capture(tracked(whole=source, part=source.embed))
+
+    Landing(tracked(whole=target, part=target.embed), sent.header)
+    with pytest.raises(StateError, match=r"`part`: parameters\.weight is another tensor here"):
+        Landing(tracked(whole=target, part=apart.embed), sent.header)
+    assert len(sent.tensors) == len(capture(tracked(whole=source)).tensors)
+
+
+def test_a_parameter_the_header_does_not_share_must_not_be_shared_here() -> None:
+    untied = Net()
+    untied.head.weight = nn.Parameter(torch.zeros(6, 4))
+    header = capture(tracked(a=untied.embed, b=untied.head)).header
+    tied = Net()
+
+    with pytest.raises(StateError, match=r"`b`: parameters\.weight is another tensor here"):
+        Landing(tracked(a=tied.embed, b=tied.head), header)
+
+
+def test_a_header_with_a_tensor_for_nothing_is_refused() -> None:
+    header = capture(tracked(a=Net())).header
+    layouts, parts = msgspec.msgpack.decode(header)
+
+    with pytest.raises(StateError, match="tensors that nothing refers to"):
+        Landing(tracked(a=Net()), msgspec.msgpack.encode([[*layouts, layouts[0]], parts]))
+    with pytest.raises(StateError, match=r"refers to tensor \d+ of \d+"):
+        Landing(tracked(a=Net()), msgspec.msgpack.encode([layouts[:-1], parts]))
 
 
 def test_bytes_that_are_no_header_are_refused() -> None:

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -231,6 +231,78 @@ def test_a_frame_left_out_is_noticed(left_out: int) -> None:
 
     with pytest.raises(StateError, match="arrived damaged"):
         play(b"".join(parts[:left_out] + parts[left_out + 1 :]), target)
+
+
+class Part(NamedTuple):
+    kind: Kind
+    offset: int
+    payload: bytes
+
+
+def resent(change: Callable[[list[Part]], object]) -> bytes:
+    """Return what a sender that means something else would send: hashes and all."""
+    parts = [
+        Part(Kind(HEAD.unpack_from(f)[1]), HEAD.unpack_from(f)[3], f[HEAD.size :])
+        for f in frames(STREAM)
+    ]
+    change(parts)
+    with pair() as (left, right):
+        pipe = Pipe(left, peer="", timeout_s=20)
+        for part in parts:
+            pipe.send(part.kind, [part.payload], offset=part.offset)
+            if part.kind is Kind.HELLO:
+                pipe.bind(msgspec.msgpack.decode(part.payload, type=Hello).context())
+        left.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: right.recv(1 << 20), b""))
+
+
+def hello_with(**changed: Any) -> Callable[[list[Part]], None]:
+    def change(parts: list[Part]) -> None:
+        hello = msgspec.msgpack.decode(parts[0].payload, type=Hello)
+        new = msgspec.structs.replace(hello, **changed)
+        parts[0] = parts[0]._replace(payload=msgspec.msgpack.encode(new))
+
+    return change
+
+
+def closing_with(**changed: Any) -> Callable[[list[Part]], None]:
+    def change(parts: list[Part]) -> None:
+        closing = {**msgspec.msgpack.decode(parts[-1].payload), **changed}
+        parts[-1] = parts[-1]._replace(payload=msgspec.msgpack.encode(closing))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (closing_with(chunks=2), "is incomplete"),
+        (closing_with(step=8), "is incomplete"),
+        (closing_with(tensor_bytes=4), "is incomplete"),
+        (hello_with(tensor_bytes=8), "describes 1232 bytes, not 8"),
+        (hello_with(record_bytes=39), "out of order: RECORD at 0 with 40 bytes, expected RECORD"),
+        (hello_with(version=2), "sends state in version 2, this is version 1"),
+        (
+            lambda parts: parts.__setitem__(3, parts[3]._replace(offset=4)),
+            "out of order: TENSORS at 4",
+        ),
+        (lambda parts: parts.__setitem__(1, parts[2]), "out of order: RECORD at 0"),
+        (lambda parts: parts.pop(), "closed before the last frame"),
+        (lambda parts: parts.insert(3, parts[3]), "out of order: TENSORS instead of CLOSING"),
+        (
+            lambda parts: parts.__setitem__(-1, parts[-1]._replace(payload=b"\x90")),
+            "cannot be read",
+        ),
+        (lambda parts: parts.__setitem__(1, parts[1]._replace(payload=b"?" * 212)), "state"),
+    ],
+)
+def test_a_sender_that_does_not_keep_to_the_order_is_refused(
+    change: Callable[[list[Part]], object], words: str
+) -> None:
+    _, target = model(0.0, 5, 3, 0, 300)
+
+    with pytest.raises((StateError, LinkError), match=words):
+        play(resent(change), target)
 
 
 def test_a_receiver_that_hears_nothing_gives_up() -> None:

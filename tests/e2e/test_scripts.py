@@ -1,0 +1,44 @@
+"""What a script or a person can do wrong: one clear line, nothing lost."""
+
+from __future__ import annotations
+
+import pathlib
+
+from e2e.conftest import Twin
+from support.training import Kind, Training, assert_as_if_undisturbed
+from tmover.cluster import LocalCluster
+
+KIND = Kind()
+
+
+def test_a_standby_that_runs_another_model_is_refused_and_the_job_goes_on(
+    cluster: LocalCluster, undisturbed: Twin, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import os, runpy, sys\n"
+        "from support.training import SCRIPT\n"
+        "if os.environ['TMOVER_ROLE'] == 'standby':\n"
+        "    sys.argv += ['--hidden', '48']\n"
+        "runpy.run_path(str(SCRIPT), run_name='__main__')\n"
+    )
+    training = Training(cluster, KIND, hold_at=3, script=script)
+
+    training.until(lambda status: any("does not fit the job" in note for note in status.notes))
+    training.open_gate()
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
+    said = " ".join(outcome.status.notes)
+    assert "tracked `model`, `optimizer` differ" in said
+    assert "tracked `model`, `optimizer` differ" in training.log()
+
+
+def test_a_script_that_fails_by_itself_ends_the_job_with_its_error(cluster: LocalCluster) -> None:
+    training = Training(cluster, KIND, arguments=("--fail-at", "4"))
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 1
+    assert "the script's own error" in outcome.status.outcome
+    assert "ValueError: the script's own error" in training.log()

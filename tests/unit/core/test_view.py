@@ -1,0 +1,74 @@
+"""What is shown of a job."""
+
+from support.jobs import Story, exited, expired, joined, reported, requested
+from tmover.core.events import CancelRequested
+from tmover.core.view import MoveView, SlotView, StandbyView, view
+
+
+def test_a_job_in_training() -> None:
+    shown = view(Story().training().job)
+
+    assert (shown.job, shown.owner, shown.phase) == ("j", "me", "training")
+    assert (shown.epoch, shown.world_size, shown.move) == (1, 3, None)
+    assert (shown.outcome, shown.code) == ("", None)
+    assert shown.slots[1] == SlotView(slot=1, node="n1", agent="a1", state="looping")
+    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="warm"),)
+
+
+def test_a_job_that_forms() -> None:
+    story = Story().submitted()
+    story.tell(joined("a0"))
+
+    shown = view(story.job)
+
+    assert shown.phase == "forming"
+    assert [slot.state for slot in shown.slots] == ["launching", "vacant", "vacant"]
+
+
+def test_agents_by_what_their_workers_do() -> None:
+    story = Story().starting()
+
+    assert [slot.state for slot in view(story.job).slots] == ["building"] * 3
+    story.tell(exited("a1"))
+    assert view(story.job).slots[1].state == "exited"
+
+
+def test_a_planned_move() -> None:
+    shown = view(Story().preparing().job)
+
+    assert shown.move == MoveView(phase="preparing", leaver="n1", joiner="m0", epoch=2)
+    assert shown.slots[1].state == "leaving"
+    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="joining"),)
+
+
+def test_a_move_that_waits_for_a_standby() -> None:
+    story = Story(standbys=0).training()
+    story.tell(requested("n1"))
+
+    assert view(story.job).move == MoveView(phase="requested", leaver="n1", joiner="", epoch=0)
+
+
+def test_a_failure() -> None:
+    story = Story().training()
+    story.tell(expired("a1"))
+
+    shown = view(story.job)
+    assert shown.phase == "revoked"
+    assert shown.slots[1] == SlotView(slot=1, node="", agent="", state="lost")
+
+    story.tell(reported("a0/0", 5), reported("a2/0", 5))
+    shown = view(story.job)
+    assert shown.phase == "switching"
+    assert shown.epoch == 2
+    assert shown.move == MoveView(phase="switching", leaver="", joiner="m0", epoch=2)
+    assert shown.standbys == ()
+
+
+def test_the_end() -> None:
+    story = Story(standbys=0).training()
+    story.tell(requested("n1"), CancelRequested(job="j", reason="enough"))
+
+    shown = view(story.job)
+
+    assert (shown.phase, shown.outcome, shown.code) == ("ended", "enough", 130)
+    assert shown.move is None
