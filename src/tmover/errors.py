@@ -11,7 +11,8 @@ TmoverError                     shown to the user as one line, with `exit_code`
 ├── StateError                  state that cannot be tracked, or that arrived damaged
 └── Interrupted                 the attempt is over: raised inside `with step`, absorbed by it
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, 130
+interrupted.
 """
 
 from __future__ import annotations

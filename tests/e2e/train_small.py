@@ -76,7 +76,9 @@ def main() -> None:
                 msg = "the script's own error"
                 raise ValueError(msg)
             x, y = step.batch
-            for part_x, part_y in zip(x.chunk(arguments.micro), y.chunk(arguments.micro)):
+            for part_x, part_y in zip(
+                x.chunk(arguments.micro), y.chunk(arguments.micro), strict=True
+            ):
                 noise = 0.01 * (random.random() + float(np.random.random()))
                 loss = nn.functional.mse_loss(model(part_x + noise), part_y)
                 (loss / arguments.micro).backward()

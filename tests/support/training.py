@@ -175,7 +175,7 @@ class Training:
 
 
 def assert_as_if_undisturbed(outcome: Outcome, undisturbed: Outcome, kind: Kind) -> None:
-    """Fail unless the run ended well, with the same bits and the same samples in the same steps."""
+    """Fail unless the run ended well, with the same bits, and the same samples in each step."""
     ranks = range(kind.nodes * kind.nproc)
     assert outcome.status.code == 0, outcome.status
     assert set(undisturbed.finals) == set(ranks)
@@ -185,6 +185,6 @@ def assert_as_if_undisturbed(outcome: Outcome, undisturbed: Outcome, kind: Kind)
     for key in outcome.committed:
         assert outcome.committed[key] == undisturbed.committed[key], key
     assert not outcome.repeated
-    # a process that is killed after a vote passed, and before it could say so, is the only one whose
-    # committed step may be missing in the traces; the state above proves that it was applied
+    # whoever is killed after a vote passed, and before it could say so, is the only one whose step
+    # may be missing in the traces; the state above proves that it was applied
     assert len(unlogged) <= kind.nproc, unlogged

@@ -94,8 +94,15 @@ class Draft:
             )
         )
 
+    def forget(self, name: str) -> None:
+        """Drop what the agent's workers said of where they stand: it counts no more."""
+        job, workers = self.job, set(self.job.workers([name]))
+        reports = {key: report for key, report in job.reports.items() if key[0] not in workers}
+        self.set(reports=reports, verified=job.verified - workers)
+
     def dismiss(self, name: str, farewell: Farewell) -> None:
         """Let an agent go for good."""
+        self.forget(name)
         agents = {known: agent for known, agent in self.job.agents.items() if known != name}
         self.set(agents=agents, gone={**self.job.gone, name: farewell})
         self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))

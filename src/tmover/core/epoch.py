@@ -141,7 +141,7 @@ def report(draft: Draft, event: Reported) -> None:
 
 def settle_blame(draft: Draft, loss: Loss) -> None:
     """Say who is lost, as far as that is certain; wait no longer if it explains everything."""
-    _lose(draft, blame.outvoted(loss.accusations, living(draft.job, loss)))
+    give_up(draft, blame.outvoted(loss.accusations, living(draft.job, loss)))
     left = living(draft.job, loss)
     is_explained = not blame.unexplained(loss.accusations, left)
     if is_explained and len(left) < len(_parties(draft.job, loss)):
@@ -153,7 +153,7 @@ def hear_no_more(draft: Draft, loss: Loss) -> None:
     job, alive = draft.job, living(draft.job, loss)
     heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
     lost = blame.silent(loss.accusations, alive, heard)
-    _lose(draft, lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at))
+    give_up(draft, lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at))
     _ask_survivors(draft, loss)
 
 
@@ -165,7 +165,7 @@ def has_all_reports(job: Job, loss: Loss) -> bool:
 def give_up_silent(draft: Draft, loss: Loss) -> None:
     """Give up the agents that have not reported in time: nothing is known of their workers."""
     owing = [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]
-    _lose(draft, dict.fromkeys(owing, "its workers did not report in time"))
+    give_up(draft, dict.fromkeys(owing, "its workers did not report in time"))
     _ask_survivors(draft, loss)
 
 
@@ -175,7 +175,8 @@ def _ask_survivors(draft: Draft, loss: Loss) -> None:
     draft.set(phase=Reporting(loss=loss))
 
 
-def _lose(draft: Draft, lost: Mapping[str, str]) -> None:
+def give_up(draft: Draft, lost: Mapping[str, str]) -> None:
+    """Give up the nodes of these agents, for these reasons."""
     for name, reason in lost.items():
         agent = draft.job.agents.get(name)
         if agent is not None:  # it may have gone with another agent of its node

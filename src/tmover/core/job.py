@@ -131,10 +131,8 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
         case Exited(code=code, reason=reason):
             was_carried_along = not agent.is_ready and epochs.revoked(job) is not None
             is_error = is_own_error(code) and not was_carried_along
-            mute = set(job.workers([agent.name]))
             draft.put(agent, exit=Exit(code, reason, is_error), failures=agent.failures + 1)
-            reports = {key: report for key, report in job.reports.items() if key[0] not in mute}
-            draft.set(reports=reports, verified=job.verified - mute)
+            draft.forget(agent.name)
 
 
 def _hear_outside(

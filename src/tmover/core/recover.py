@@ -60,10 +60,8 @@ def overdue(draft: Draft, phase: Recovering) -> None:
     """Revoke a switch that took too long; joiners that do not hold the state are given up."""
     job = draft.job
     epochs.revoke(draft, (job.in_force,), "it took too long to switch")
-    late = [job.agent_of(worker) for worker in phase.sources if worker not in job.verified]
-    for agent in late:
-        if agent is not None and agent.name in draft.job.agents:
-            draft.lose(agent.node, "it did not receive the state in time")
+    late = [blame.agent_of(worker) for worker in phase.sources if worker not in job.verified]
+    epochs.give_up(draft, dict.fromkeys(late, "it did not receive the state in time"))
 
 
 def go_on(draft: Draft, loss: Loss) -> None:
@@ -115,17 +113,13 @@ def _keep_joiners(draft: Draft, planned: Move) -> None:
     slots = list(job.slots)
     for slot, leaver in planned.leavers.items():
         joiner = planned.slots[slot]
-        if joiner not in job.agents:
-            continue
         if job.is_alive(joiner) and not job.is_alive(leaver):
             slots[slot] = joiner
             draft.put(job.agents[joiner], slot=slot, sandbox=False)
-        else:
+        elif joiner in job.agents:
             why = "the world before the move was broken"
             draft.do(Abort(job=job.name, agent=joiner, epoch=planned.epoch, reason=why))
-            useless = job.workers([joiner])
-            reports = {key: r for key, r in draft.job.reports.items() if key[0] not in useless}
-            draft.set(reports=reports, verified=draft.job.verified - set(useless))
+            draft.forget(joiner)
     draft.set(slots=tuple(slots))
 
 
@@ -229,12 +223,10 @@ def _keeper(job: Job, slot: int, local: int) -> str:
 
 def _keeps(job: Job, worker: str, step: int) -> bool:
     report = job.standing(worker)
-    return report is not None and report.epoch > 0 and _reaches(job, worker, step)
+    return report is not None and report.epoch > 0 and step in (report.step, report.doubt)
 
 
 def _reaches(job: Job, worker: str, step: int) -> bool:
     """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
-    report, agent = job.standing(worker), job.agent_of(worker)
-    if report is None or report.step is None or agent is None or agent.exit is not None:
-        return False
-    return report.step == step or (report.step == step - 1 and report.doubt == step)
+    report = job.standing(worker)
+    return report is not None and step in (report.step, report.doubt)

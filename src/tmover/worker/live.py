@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import logging
 from typing import Any
 
@@ -21,6 +19,7 @@ from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.state.snapshot import Snapshot
 from tmover.worker import vote as votes
+from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.inject import Point
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Step
@@ -30,26 +29,6 @@ logger = logging.getLogger(__name__)
 
 _GRADIENT_CHECKS = 3
 """In how many first steps it is checked that none opens with gradients: later it would cost."""
-
-
-class Phase(enum.Enum):
-    """How far an attempt has come."""
-
-    OPEN = "open"
-    PASSED = "passed"
-    """Its vote passed: the update is applied everywhere."""
-
-
-@dataclasses.dataclass
-class Attempt:
-    """One run of the body of a `with step`."""
-
-    step: Step
-    snapshot: Snapshot
-    phase: Phase = Phase.OPEN
-    switch_to: int = 0
-    """The epoch that all ranks agreed, in this attempt's vote, to switch to after it."""
-    record: bytes = b""
 
 
 class LiveEngine:
@@ -200,7 +179,7 @@ class LiveEngine:
         if self._echo:
             runtime.fabric.mode = Mode.SANDBOX
         if runtime.injector:
-            self._inject_in_body(step.index)
+            inject_in_body(runtime.injector, self.tracked, step.index)
 
     def close(self, step: Step, error: BaseException | None) -> bool:
         """End an attempt: committed, lost, or the user's own error."""
@@ -291,6 +270,8 @@ class LiveEngine:
     def _vote(self, attempt: Attempt) -> None:
         """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
         runtime, step = self._runtime, attempt.step.index
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what is still computing is not voted on
         runtime.injector.at(Point.BEFORE_VOTE, step)
         position = self._batches.position() if self._batches is not None else None
         attempt.record = Record.capture(self.tracked, position=position).encode()
@@ -382,8 +363,6 @@ class LiveEngine:
         self._record = record
         self._pending = None
 
-    # --- faults in the body -----------------------------------------------------------------------
-
     def _refuse_gradients(self, index: int) -> None:
         if index < _GRADIENT_CHECKS and self.tracked.has_gradients():
             msg = (
@@ -391,16 +370,3 @@ class LiveEngine:
                 "after optimizer.step(), and keep micro-batches inside one `with step`"
             )
             raise StateError(msg)
-
-    def _inject_in_body(self, index: int) -> None:
-        injector = self._runtime.injector
-        injector.at(Point.STEP_OPEN, index)
-        parameters = [p for p in self.tracked.parameters() if p.requires_grad]
-        for point, parameter in (
-            (Point.BEFORE_BACKWARD, parameters[-1:]),
-            (Point.IN_BACKWARD, parameters[:1]),
-        ):
-            if parameter and injector.wants(point, index):
-                parameter[0].register_hook(  # type: ignore[no-untyped-call]  # torch's own
-                    lambda _, point=point: injector.at(point, index)
-                )

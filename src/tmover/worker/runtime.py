@@ -19,13 +19,13 @@ from tmover.config import WorkerEnvironment
 from tmover.core import rank as rules
 from tmover.core.events import (
     NO_STEP,
-    Plan,
     Abort,
     Arm,
     Assign,
     Done,
     Finished,
     FromAgent,
+    Plan,
     Prepare,
     Prepared,
     PrepareFailed,

@@ -348,7 +348,7 @@ class Switch:
         if not record:
             msg = (
                 f"the records of rank {runtime.identity.rank} (random streams, loader position) "
-                "are lost with the node that kept them: start the job again from its last checkpoint"
+                "are lost with the node that kept them: start the job again from a checkpoint"
             )
             raise StateError(msg)
         self._owner.adopt(record)

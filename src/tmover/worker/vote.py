@@ -1,9 +1,9 @@
 """The vote on an attempt: one exchange over the links of the world, after the records.
 
 A rank's own records (random streams, loader position, changed buffers) go to its keeper, a rank on
-another node, before anybody votes: a keeper casts its vote when it holds the records of its ward, and
-nobody passes without having heard everybody. So a vote that passed anywhere implies that every keeper
-holds the records of its ward as of that vote, and no acknowledgement is sent
+another node, before anybody votes: a keeper casts its vote when it holds the records of its ward,
+and nobody passes without having heard everybody. So a vote that passed anywhere implies that every
+keeper holds the records of its ward as of that vote, and no acknowledgement is sent
 (docs/decisions/0002-the-keepers-acknowledgement-is-its-vote.md). Commit barriers do the same.
 """
 

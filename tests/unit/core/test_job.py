@@ -822,6 +822,18 @@ def test_what_a_joiner_holds_from_a_move_that_came_to_nothing_does_not_count() -
     assert actions[:3] == assigns(plan, 5, {"s0/0": "a2/0"}, "a0", "s0", "a2")
 
 
+def test_a_keeper_taken_back_behind_the_others_keeps_nothing_of_use() -> None:
+    story = Story(standbys=2).switching()
+    story.tell(exited("s0"), expired("a0"), reported("a1/0", 5, of=2, epoch=1))
+    story.tell(reported("a1/0", 5), reported("a2/0", 7, of=1, epoch=2))
+
+    actions = story.tell(reported("a2/0", 7, of=2))
+
+    # slot 0 is kept on slot 1, whose leaver stands at step 5: nobody has slot 0's records of step 7
+    assert [a.agent for a in actions if isinstance(a, Welcome) and a.slot == 0] == ["s1"]
+    assert isinstance(story.job.phase, Forming)
+
+
 def test_a_stayer_lost_while_switching_is_a_failure_and_the_request_stands() -> None:
     story = Story(standbys=2).switching()
     story.tell(exited("a2"))
@@ -904,6 +916,25 @@ def test_a_move_revoked_for_its_joiner_is_a_failure_if_a_member_is_lost_meanwhil
     story.tell(reported("a0/0", 5), reported("a1/0", 5))
     assert isinstance(story.job.phase, Recovering)
     assert story.job.slots == ("a0", "a1", "s1")
+
+
+def test_a_joiner_lost_with_a_member_is_told_nothing_more() -> None:
+    story = Story(standbys=2).armed()
+    story.tell(expired("s0"), exited("a2"))
+    story.tell(*[reported(f"{a}/0", 5, of=of, epoch=1) for a in ("a0", "a1") for of in (1, 2)])
+
+    assert isinstance(story.job.phase, Recovering)
+    assert story.job.slots == ("a0", "a1", "s1")
+    assert "s0" in story.job.gone
+
+
+def test_a_joiner_that_fails_with_its_leaver_lost_is_not_counted_as_the_slots_script() -> None:
+    story = Story().switching()
+    story.tell(expired("a1"), exited("s0", code=1))
+    story.tell(*[reported(f"{a}/0", 5, of=of, epoch=1) for a in ("a0", "a2") for of in (1, 2)])
+
+    assert isinstance(story.job.phase, Waiting)
+    assert story.job.crashes == {}
 
 
 def test_a_switch_that_takes_too_long_is_revoked_and_its_move_tried_again() -> None:
@@ -1279,6 +1310,14 @@ def test_all_pass_and_training_goes_on() -> None:
     assert story.job.floor is None
 
 
+def test_a_member_lost_while_recovering_revokes_the_assigned_world_at_once() -> None:
+    story = Story().recovering()
+
+    actions = story.tell(exited("a0"))
+
+    assert actions[:3] == revokes(2, "a member was lost", "a0", "s0", "a2")
+
+
 def test_who_passes_another_epoch_or_is_a_stranger_does_not_count() -> None:
     story = Story().recovering()
     story.tell(passed("a0/0", 2, 5), passed("s0/0", 2, 5))
@@ -1339,6 +1378,14 @@ def test_a_recovery_that_takes_too_long_gives_up_the_joiner_that_has_no_state() 
         *stops(1, f"lost: {why}", "s0"),
         EndNode(job="j", node="m0", reason=why),
     ]
+
+
+def test_a_joiner_is_given_up_once_however_many_workers_it_has() -> None:
+    story = Story(nproc=2).recovering()
+
+    actions = story.tell(overdue(Wait.SWITCH, 2))
+
+    assert sum(isinstance(action, EndNode) for action in actions) == 1
 
 
 def test_a_recovery_that_takes_too_long_keeps_a_joiner_that_has_the_state() -> None:
@@ -1687,3 +1734,27 @@ def test_every_decision_says_why() -> None:
         "slot 1 moves from n1 to m0 in epoch 2",
     ]
     assert story.notes(requested("n9")) == ["n9 carries nothing of this job: nothing to move"]
+
+
+def test_what_is_waited_for_is_said_once() -> None:
+    story = Story(standbys=0).training()
+    story.hear(expired("a1"), reported("a0/0", 5))
+
+    assert story.notes(reported("a2/0", 5)) == [
+        "no standby is warm for slot 1: training waits for one",
+        "1 more standby asked of the scheduler",
+    ]
+    assert story.notes(joined("s0"), launched("s0")) == []
+
+
+def test_the_reason_of_a_start_afresh_is_said() -> None:
+    begun = Story(nnodes=1, standbys=1).training()
+    forming = Story().starting()
+    forming.hear(exited("a1"), reported("a0/0", -1))
+
+    assert begun.notes(expired("a0"))[-3] == (
+        "no rank is left that holds the state: all workers start afresh"
+    )
+    assert forming.notes(reported("a2/0", -1))[0] == (
+        "no vote had passed yet: all workers start afresh"
+    )

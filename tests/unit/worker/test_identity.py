@@ -25,8 +25,14 @@ def test_the_keeper_is_on_another_node_and_everyone_keeps_for_exactly_one() -> N
     keepers = [one.keeper() for one in everyone]
 
     assert sorted(keepers, key=str) == [0, 1, 2, 3, 4, 5]
-    assert all(k is not None and k // 2 != one.slot for k, one in zip(keepers, everyone))
-    assert all(everyone[k].ward() == one.rank for k, one in zip(keepers, everyone) if k is not None)
+    assert all(
+        k is not None and k // 2 != one.slot for k, one in zip(keepers, everyone, strict=True)
+    )
+    assert all(
+        everyone[k].ward() == one.rank
+        for k, one in zip(keepers, everyone, strict=True)
+        if k is not None
+    )
 
 
 def test_a_single_node_has_nobody_to_keep_its_records() -> None:

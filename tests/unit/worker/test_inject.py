@@ -29,7 +29,14 @@ def test_several_faults_are_joined_by_semicolons() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["kill", "kill:", "kill:point=nowhere", "maim:point=in_vote", "kill:point=in_vote,rnk=2", "kill:rank=x,point=in_vote"],
+    [
+        "kill",
+        "kill:",
+        "kill:point=nowhere",
+        "maim:point=in_vote",
+        "kill:point=in_vote,rnk=2",
+        "kill:rank=x,point=in_vote",
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_the_text_and_the_points(text: str) -> None:
     with pytest.raises(ConfigError, match="TMOVER_INJECT: cannot read") as caught:
