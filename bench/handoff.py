@@ -188,7 +188,7 @@ def main() -> None:
 
 
 def _ratios(taken: dict[str, list[Taken]], name: str) -> dict[str, float]:
-    """Return the median speeds relative to the ways without hand-off, by wall clock and CPU time."""
+    """Return the median speed relative to the plainer ways, by wall clock and by CPU time."""
     found = {}
     for base in ("plain copy", "copy with hash"):
         rounds = list(zip(taken[base][1:], taken[name][1:], strict=True))

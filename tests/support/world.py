@@ -151,17 +151,23 @@ class World:
         """Let time pass until a lease or a timer is over; return False if none runs."""
         if isinstance(self.job.phase, Ended):
             return False
-        for name, agent in self.agents.items():
-            if not agent.alive and name in self.job.agents:
-                self.decide(LeaseExpired(job="j", agent=name))
-                return True
-        for wait, epoch in self.timers:
-            if wait is Wait.STANDBY and not self.spares:
-                continue
-            del self.timers[wait, epoch]
-            self.decide(DeadlinePassed(job="j", wait=wait, epoch=epoch))
-            return True
-        return False
+        due: list[AnyEvent] = [
+            LeaseExpired(job="j", agent=name)
+            for name, agent in self.agents.items()
+            if not agent.alive and name in self.job.agents
+        ]
+        due += [
+            DeadlinePassed(job="j", wait=wait, epoch=epoch)
+            for wait, epoch in self.timers
+            if wait is not Wait.STANDBY or self.spares
+        ]
+        if not due:
+            return False
+        event = due[next(self.tape, 0) % len(due)]
+        if isinstance(event, DeadlinePassed):
+            del self.timers[event.wait, event.epoch]
+        self.decide(event)
+        return True
 
     def put(self, key: tuple[str, ...], item: object) -> None:
         self.clock += 1

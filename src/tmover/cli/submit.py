@@ -146,7 +146,7 @@ def _show(cluster: LocalCluster, job: str, signals: SignalPipe) -> int:
 
     from tmover.cli.watch import summary
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     with console.status(f"job {job}") as line:
         return follow(
             cluster,

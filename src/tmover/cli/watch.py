@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tmover.scheduler.hostlist import fold
 from tmover.wire import JobStatus
 
 NOTE = "note"
@@ -103,7 +104,7 @@ class JobWatch:
 def summary(status: JobStatus) -> str:
     """Return where the job is, in one line."""
     step = "no step yet" if status.step is None or status.step < 0 else f"step {status.step}"
-    nodes = ",".join(slot.node or "-" for slot in status.slots)
+    nodes = fold(slot.node for slot in status.slots if slot.node) or "none"
     standbys = ", ".join(f"{standby.node} {standby.state}" for standby in status.standbys)
     return (
         f"job {status.job} {status.phase}, {step}, epoch {status.epoch}, "

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from tmover.comm import lifetime
 from tmover.comm.frame import Header, Kind
 from tmover.comm.handshake import Hello
 from tmover.comm.mesh import Mesh
@@ -77,6 +78,7 @@ class Fabric:
             on_word=self._on_word,
             on_lost=self._on_lost,
         )
+        lifetime.begin(self)
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -380,3 +382,12 @@ class Fabric:
             self.wiring.close()
             for world in [*self.worlds.all(), *self.worlds.take_remains().worlds]:
                 world.latch.close()
+        lifetime.end(self)
+
+    def disown(self) -> None:
+        """Close the copies of all sockets in a process forked from this one, and touch no more.
+
+        Otherwise a dead rank's links would stay open in the workers of its data loader.
+        """
+        self._closed = True
+        self.wiring.close_in_child()

@@ -76,7 +76,7 @@ class TmoverGroup(NamedGroup):
                 answer()
             return Work(result)
         strict = self.strict
-        work = Work(result, lambda: self._perform(live, answer, strict=strict))
+        work = Work(result, lambda: self._perform(live, answer, strict=strict, told=wait))
         if wait:
             self._fifo.run(work)
         else:
@@ -91,8 +91,12 @@ class TmoverGroup(NamedGroup):
             raise Interrupted(msg)
         return fabric.mode is not Mode.LIVE
 
-    def _perform(self, live: Live, answer: Answer, *, strict: bool) -> Exception | None:
-        """Carry a collective out; return what went wrong, if anybody is to know."""
+    def _perform(self, live: Live, answer: Answer, *, strict: bool, told: bool) -> Exception | None:
+        """Carry a collective out; return what went wrong, if anybody is to know.
+
+        `told`: the caller waits, so that he will. C++ looks at the result alone; then the next vote
+        raises it.
+        """
         fabric = self._fabric
         epoch = fabric.epoch
         try:
@@ -109,7 +113,8 @@ class TmoverGroup(NamedGroup):
             fabric.revoke(epoch, str(error))
             why = str(error)
         except Exception as error:  # noqa: BLE001 - a thread's edge: the caller gets it from `wait`
-            fabric.fault = error
+            if not told:
+                fabric.fault = error
             return error
         else:
             return None

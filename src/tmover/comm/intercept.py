@@ -198,7 +198,8 @@ def _carry_objects(name: str, answer: Synthetic, *args: Any, **kwargs: Any) -> A
     computed with.
     """
     made = _get()
-    group = kwargs.get("group") or c10d._get_default_group()
+    given = kwargs.get("group") or next((a for a in args if isinstance(a, TmoverGroup)), None)
+    group = given or c10d._get_default_group()
     if not isinstance(group, TmoverGroup):
         return made.original(name)(*args, **kwargs)
     if made.fabric.mode is Mode.SANDBOX:

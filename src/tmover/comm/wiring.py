@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tmover.comm.dial import dial
@@ -42,7 +40,6 @@ class Wiring:
         )
         self._opener = Opener(identity, self._listener, timeouts)
         self._watch = Watch(on_word=on_word, on_lost=on_lost)
-        _wirings.add(self)
 
     @property
     def endpoint(self) -> str:
@@ -150,26 +147,10 @@ class Wiring:
         self._listener.close()
         for link in list(self._opener.links):
             link.close()
-        _wirings.discard(self)
 
     def close_in_child(self) -> None:
-        """Close the copies of all sockets in a process forked from this one.
-
-        Otherwise a dead rank's links would stay open in the workers of its data loader.
-        """
+        """Close the copies of all sockets in a process forked from this one."""
         self._listener.close_in_child()
         self._watch.close_in_child()
         for link in list(self._opener.links):
             link.close()
-
-
-_wirings: weakref.WeakSet[Wiring] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for wiring in list(_wirings):
-        wiring.close_in_child()
-    _wirings.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -18,7 +18,6 @@ from tmover.core.events import (
     Entered,
     MoveRequested,
     Passed,
-    Plan,
     Prepare,
     Prepared,
     PrepareFailed,
@@ -26,16 +25,14 @@ from tmover.core.events import (
     Wait,
 )
 from tmover.core.phase import (
-    Accusing,
     Armed,
     Move,
     Preparing,
     Recovering,
-    Reporting,
     Switching,
     Training,
 )
-from tmover.core.roster import Job, Request
+from tmover.core.roster import Request
 
 # --- what is heard --------------------------------------------------------------------------------
 
@@ -55,9 +52,7 @@ def request(draft: Draft, event: MoveRequested) -> None:
 def prepared(draft: Draft, event: Prepared) -> None:
     """Note that a worker is ready to switch."""
     phase = draft.job.phase
-    if not isinstance(phase, Preparing) or event.epoch != phase.move.epoch:
-        return
-    if event.worker in _to_prepare(draft.job, phase.move):
+    if isinstance(phase, Preparing) and event.epoch == phase.move.epoch:
         draft.set(phase=dataclasses.replace(phase, prepared=phase.prepared | {event.worker}))
 
 
@@ -69,23 +64,19 @@ def prepare_failed(draft: Draft, event: PrepareFailed) -> None:
 
 def progress(draft: Draft, event: Entered | Verified | Passed) -> None:
     """Note how far a worker has come in a switch. Verified counts even if it is revoked by now."""
-    job, phase = draft.job, draft.job.phase
-    if job.agent_of(event.worker) is None:
+    job, planned = draft.job, standby.move_of(draft.job)
+    crossing = job.in_force if planned is None else planned.epoch
+    if event.epoch != crossing or not epochs.has_part(job, event.worker, crossing):
         return
-    if isinstance(phase, Armed) and event.epoch == phase.move.epoch:
-        if event.worker not in _to_prepare(job, phase.move):
-            return
-        phase = Switching(move=phase.move)
-        draft.set(phase=phase)
+    if isinstance(job.phase, Armed):
+        draft.set(phase=Switching(move=job.phase.move))
         draft.note(f"all switch to epoch {event.epoch} after step {event.step}")
         draft.arm(Wait.SWITCH, event.epoch)
-    plan = _crossing(job, event.epoch)
-    if plan is None or plan.rank_of(event.worker) is None:
-        return
-    if isinstance(event, Verified):
-        draft.set(verified=job.verified | {event.worker})
-    elif isinstance(event, Passed) and isinstance(phase, Switching | Recovering):
+    phase = draft.job.phase
+    if isinstance(event, Passed) and isinstance(phase, Switching | Recovering):
         draft.set(phase=dataclasses.replace(phase, passed=phase.passed | {event.worker}))
+    elif isinstance(event, Verified) and not isinstance(phase, Training):
+        draft.set(verified=job.verified | {event.worker})
 
 
 # --- what follows from it -------------------------------------------------------------------------
@@ -121,7 +112,7 @@ def advance_preparing(draft: Draft, move: Move, ready: frozenset[str]) -> None:
         epochs.call_off(draft, move, "a joiner's node is to be left")
     elif job.finished:
         epochs.call_off(draft, move, "a rank has finished")
-    elif ready.issuperset(_to_prepare(job, move)):
+    elif ready.issuperset(job.workers([*job.slots, *move.joiners])):
         draft.set(phase=Armed(move=move))
         draft.note(f"all are prepared for epoch {move.epoch}")
         for name in (*job.slots, *move.joiners):
@@ -216,17 +207,3 @@ def _prepare(draft: Draft, slots: tuple[str, ...], leavers: dict[int, str]) -> N
     for name in (*job.slots, *move.joiners):
         draft.do(Prepare(job=job.name, agent=name, plan=plan, sources=dict(move.sources)))
     draft.arm(Wait.PREPARE, epoch)
-
-
-def _to_prepare(job: Job, move: Move) -> list[str]:
-    """Return the workers that have a part in the move: members, the leavers too, and joiners."""
-    return job.workers([*job.slots, *move.joiners])
-
-
-def _crossing(job: Job, epoch: int) -> Plan | None:
-    """Return the plan of `epoch` if ranks may be on their way into it, or were when it broke."""
-    planned = standby.move_of(job)
-    if planned is not None and epoch == planned.epoch:
-        return planned.plan
-    is_assigned = isinstance(job.phase, Recovering | Accusing | Reporting)
-    return job.plan if is_assigned and epoch == job.in_force else None

@@ -94,17 +94,18 @@ def go_on(draft: Draft, loss: Loss) -> None:
 
 def decided_step(job: Job, loss: Loss) -> int | None:
     """Return the step all will stand at, or None if nobody is left that holds the state."""
-    found = [job.standing(worker) for worker in job.workers(epochs.living(job, loss))]
-    steps = [report.step for report in found if report is not None and report.step is not None]
-    return max([*steps, *([] if job.floor is None else [job.floor])]) if steps else None
+    found = job.standings(job.workers(epochs.living(job, loss)))
+    steps = [report.step for report in found if report.step is not None]
+    floor = [] if job.floor is None else [job.floor]
+    return max([*steps, *floor]) if steps else None
 
 
 # --- which world ----------------------------------------------------------------------------------
 
 
 def _is_passed(job: Job, loss: Loss, planned: Move) -> bool:
-    found = [job.standing(worker) for worker in job.workers(epochs.living(job, loss))]
-    return any(report is not None and report.epoch == planned.epoch for report in found)
+    found = job.standings(job.workers(epochs.living(job, loss)))
+    return any(report.epoch == planned.epoch for report in found)
 
 
 def _keep_joiners(draft: Draft, planned: Move) -> None:
@@ -222,11 +223,10 @@ def _keeper(job: Job, slot: int, local: int) -> str:
 
 
 def _keeps(job: Job, worker: str, step: int) -> bool:
-    report = job.standing(worker)
-    return report is not None and report.epoch > 0 and step in (report.step, report.doubt)
+    """Return whether a worker holds its ward's records as of `step`."""
+    return _reaches(job, worker, step) and all(r.epoch > 0 for r in job.standings([worker]))
 
 
 def _reaches(job: Job, worker: str, step: int) -> bool:
     """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
-    report = job.standing(worker)
-    return report is not None and step in (report.step, report.doubt)
+    return any(step in (report.step, report.doubt) for report in job.standings([worker]))

@@ -175,24 +175,26 @@ class Job:
             ),
         )
 
-    def standing(self, worker: str) -> Reported | None:
-        """Return the latest word of a worker on where it stands, or None.
+    def standings(self, workers: Iterable[str]) -> list[Reported]:
+        """Return the latest word of each worker on where it stands, of those that have reported.
 
         Epochs and steps only grow; of two equal reports the one on its own epoch is the later,
         since that one froze it. What a worker that was in no world yet holds counts only if it was
         verified for this one: it may be left from a move that came to nothing.
         """
-        found = [report for (who, _), report in self.reports.items() if who == worker]
-        if worker not in self.verified:
-            found = [
-                report if report.epoch else msgspec.structs.replace(report, step=None)
-                for report in found
-            ]
-        return max(
-            found,
-            key=lambda r: (r.epoch, NO_STEP - 1 if r.step is None else r.step, r.of == r.epoch),
-            default=None,
-        )
+        latest: dict[str, Reported] = {}
+        for report in self.reports.values():
+            worker = report.worker
+            if not report.epoch and worker not in self.verified:
+                report = msgspec.structs.replace(report, step=None)
+            known = latest.get(worker, report)
+            latest[worker] = max(known, report, key=_age)
+        return [latest[worker] for worker in workers if worker in latest]
+
+
+def _age(report: Reported) -> tuple[int, int, bool]:
+    step = NO_STEP - 1 if report.step is None else report.step
+    return report.epoch, step, report.of == report.epoch
 
 
 def worker_of(agent: str, local_rank: int) -> str:

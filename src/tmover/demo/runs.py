@@ -17,9 +17,11 @@ from tmover.demo.trace import Line, read
 from tmover.errors import SchedulerError
 
 NODES = 4
+STANDBYS = 2
+"""One for each interruption."""
 SLOT_TO_MOVE = 2
 SETTLE = 20
-"""Steps the job trains before anything is done to it."""
+"""Steps the job trains before something is done to it."""
 _POLL_S = 0.1
 _WAIT_S = 600.0
 _LOG_LINES = 20
@@ -103,20 +105,11 @@ class DemoJob:
         )
         return Interruption("planned", slot, at)
 
-    def order_standby(self) -> str:
-        """Order another standby, as soon as a node is free, and wait until it is warm."""
-        deadline = time.monotonic() + _WAIT_S
-        while (node := self._cluster.scheduler.order(self._id, ())) is None:
-            if time.monotonic() > deadline:
-                msg = "no node became free for another standby"
-                raise SchedulerError(msg)
-            time.sleep(_POLL_S)
-        self.warm_standby()
-        return node
-
-    def warm_standby(self) -> None:
-        """Wait until a standby is warm."""
-        self.wait("warm a standby", lambda s: any(one.state == "warm" for one in s.standbys))
+    def warm_standbys(self, count: int) -> None:
+        """Wait until `count` standbys are warm."""
+        self.wait(
+            "warm its standbys", lambda s: [one.state for one in s.standbys].count("warm") == count
+        )
 
     def kill(self, slot: int) -> Interruption:
         """Cut the power of a slot's node, and wait until another node has its ranks."""
@@ -136,6 +129,11 @@ class DemoJob:
         """Wait until the job has come to `step`."""
         self.wait(f"come to step {step}", lambda status: (status.step or 0) >= step)
 
+    def train_for(self, steps: int) -> None:
+        """Wait until the job is that much further."""
+        status = self.wait("train", lambda _: True)
+        self.train_until((status.step or 0) + steps)
+
     def finish(self) -> list[Line]:
         """Wait until the job has ended well; return what its workers wrote."""
         self.wait("end well", lambda status: status.code == 0)
@@ -153,15 +151,15 @@ class DemoJob:
 
 def moved(cluster: LocalCluster, screen: Screen, script: pathlib.Path, steps: int) -> Run:
     """Train through a planned move and through the loss of the node with rank 0."""
-    screen.say(f"{NODES} nodes and a standby start: controller, agents, torchrun, workers")
-    job = DemoJob(cluster, screen, name="moved run", script=script, steps=steps, standby=1)
-    job.warm_standby()
+    screen.say(f"{NODES} nodes and {STANDBYS} standbys start: agents, torchrun, workers")
+    job = DemoJob(cluster, screen, name="moved run", script=script, steps=steps, standby=STANDBYS)
+    job.warm_standbys(STANDBYS)
     job.train_until(SETTLE)
-    screen.say(f"training, the standby is warm: {job.node_of(SLOT_TO_MOVE)} is to be left")
+    screen.say(f"training, the standbys are warm: {job.node_of(SLOT_TO_MOVE)} is to be left")
     planned = job.move(SLOT_TO_MOVE)
-    screen.say(f"rank {SLOT_TO_MOVE} trains on {job.node_of(SLOT_TO_MOVE)}; another standby starts")
-    job.order_standby()
-    screen.say(f"it is warm: {job.node_of(0)}, which has rank 0, is killed")
+    screen.say(f"rank {SLOT_TO_MOVE} trains on {job.node_of(SLOT_TO_MOVE)}")
+    job.train_for(SETTLE)
+    screen.say(f"{job.node_of(0)}, which has rank 0, is killed")
     failure = job.kill(0)
     screen.say(f"rank 0 trains on {job.node_of(0)}")
     return Run(job.finish(), [planned, failure])

@@ -9,38 +9,33 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tmover.demo.report import Move, Report
+from tmover.demo.report import Move, Report, Restart
 
 _PHASES = ("detect", "decide", "connect", "hand-off", "first step")
 _KINDS = {"planned": "planned move", "failure": "node killed"}
 
 
 def render(report: Report) -> RenderableType:
-    """Return the table of interruptions and what became of the job."""
+    """Return the table of interruptions, one a column, and what became of the job."""
     table = Table(title="What an interruption costs", title_justify="left")
-    table.add_column("interruption")
-    for name in (*_PHASES, "pause", "steps redone", "restart ÷ pause"):
-        table.add_column(name, justify="right")
+    table.add_column("")
     for move in report.moves:
-        table.add_row(*_move(move, report))
+        table.add_column(_title(move), justify="right")
+    table.add_column("plain DDP,\nstarted again\nfrom its checkpoint", justify="right")
+    phases = [msgspec.to_builtins(move.phases_s).values() for move in report.moves]
+    for name, *values in zip(_PHASES, *phases, strict=True):
+        table.add_row(name, *map(seconds, values), "")
     table.add_section()
-    table.add_row(
-        "plain DDP, restarted from its checkpoint",
-        *("" for _ in _PHASES),
-        seconds(report.restart.pause_s),
-        str(report.restart.steps_redone),
-        "1",
-    )
+    costs: list[Move | Restart] = [*report.moves, report.restart]
+    restart_s = report.restart.pause_s
+    table.add_row("pause", *(seconds(cost.pause_s) for cost in costs))
+    table.add_row("steps done again", *(str(cost.steps_redone) for cost in costs))
+    table.add_row("restart ÷ pause", *(f"{ratio(restart_s, cost.pause_s):.0f}" for cost in costs))
     return Group(table, *_summary(report))
 
 
-def _move(move: Move, report: Report) -> Iterator[str]:
-    yield f"{_KINDS[move.kind]}: slot {move.slot}, {move.leaver} → {move.joiner}"
-    for value in msgspec.to_builtins(move.phases_s).values():
-        yield seconds(value)
-    yield seconds(move.pause_s)
-    yield str(move.steps_redone)
-    yield f"{ratio(report.restart.pause_s, move.pause_s):.0f}"
+def _title(move: Move) -> str:
+    return f"{_KINDS[move.kind]}\nslot {move.slot}\n{move.leaver} → {move.joiner}"
 
 
 def _summary(report: Report) -> Iterator[Text]:
@@ -51,7 +46,7 @@ def _summary(report: Report) -> Iterator[Text]:
     yield Text.assemble("samples: ", (f"{lost} lost, {repeated} repeated", style))
     yield Text(
         f"{report.world_size} ranks, {report.steps} steps of {seconds(report.step_s)}; "
-        "a pause is the longest gap between two steps, less one step"
+        "pause: the longest gap between steps, less one"
     )
 
 

@@ -10,7 +10,7 @@ at all of its buffers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import nn
@@ -148,8 +148,16 @@ class Buffers:
                 buffer.varies = False
                 _renew(buffer)
 
-    def apply(self, values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Set buffers that vary. Raises `StateError` if there is no such buffer here."""
+    def apply(
+        self,
+        values: Mapping[str, Mapping[str, torch.Tensor]],
+        *,
+        newer: Set[str] = frozenset(),
+    ) -> None:
+        """Set buffers that vary, except those named in `newer`, which vary too but are right.
+
+        Raises `StateError` if there is no such buffer here.
+        """
         index = {(b.name, b.key): b for group in self._groups for b in group}
         for name, inner in values.items():
             for key, value in inner.items():
@@ -157,7 +165,9 @@ class Buffers:
                 if buffer is None:
                     msg = f"tracked `{name}` has no buffer `{key}` here"
                     raise StateError(msg)
-                _set(buffer, value)
+                buffer.varies = True
+                if f"{name}.{key}" not in newer:
+                    _set(buffer, value)
 
 
 def _buffer(name: str, prefix: str, slots: dict[str, torch.Tensor | None], leaf: str) -> _Buffer:
@@ -207,5 +217,4 @@ def _set(buffer: _Buffer, value: torch.Tensor) -> None:
         else:
             device = value.device if mine is None else mine.device
             buffer.slots[buffer.leaf] = value.to(device)
-    buffer.varies = True
     _renew(buffer)

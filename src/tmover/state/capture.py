@@ -7,7 +7,7 @@ copies. `landing` is the other side.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     layouts: tuple[Layout, ...]
     parts: dict[str, Any]
     """By tracked name, as made by `tree.pack`."""
+    newer: tuple[str, ...] = ()
+    """Varying buffers that changed after the vote; no record of that vote has their value."""
 
 
 class Captured(NamedTuple):
@@ -43,6 +45,8 @@ class Tracked:
         self._parts: dict[str, Part] = {}
         self._private: set[str] = set()
         self.buffers = Buffers()
+        self.newer: frozenset[str] = frozenset()
+        """Buffers that were received as they are after the step, as no record has them."""
         self.snapshots = 0
         """How many were taken: only the latest can be restored."""
 
@@ -153,10 +157,13 @@ def mismatch(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
     return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
 
 
-def capture(tracked: Tracked) -> Captured:
-    """Return the replicated state. Nothing is copied: keep still until it was sent."""
+def capture(tracked: Tracked, *, newer: Sequence[str] = ()) -> Captured:
+    """Return the replicated state. Nothing is copied: keep still until it was sent.
+
+    `newer` names the buffers that this rank changed since its own record was made.
+    """
     tensors = tree.Tensors()
     parts = {k: tracked.pack(each, tensors) for k, each in tracked.parts(per_rank=False).items()}
     layouts = tuple(memory.layout(tensor) for tensor in tensors.held)
-    header = msgspec.msgpack.encode(Header(layouts=layouts, parts=parts))
+    header = msgspec.msgpack.encode(Header(layouts, parts, tuple(newer)))
     return Captured(header=header, tensors=tensors.held, layouts=layouts)

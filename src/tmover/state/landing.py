@@ -80,6 +80,7 @@ class Landing:
         self.layouts = decoded.layouts
         self._tracked = tracked
         self._packed = decoded.parts
+        self._newer = decoded.newer
         self._parts = tracked.parts(per_rank=False)
         if self._parts.keys() != decoded.parts.keys():
             msg = f"state of {sorted(decoded.parts)} came for {sorted(self._parts)}"
@@ -103,6 +104,7 @@ class Landing:
             for name in sorted(self._parts, key=lambda name: _turn(self._parts[name])):
                 self._parts[name].adopt(tree.unpack(self._packed[name], tensors))
         self._tracked.buffers.rebase()
+        self._tracked.newer = frozenset(self._newer)
 
 
 def _turn(each: Part) -> int:

@@ -85,18 +85,33 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if not data:
             return ""
         record = cls.decode(data)
+        content = [record.streams, record.position, record._values()]
+        return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+
+    def _values(self) -> list[Any]:
+        """Return names and hashes of what is held beside streams and position, in a fixed order."""
         hashes = [
             [each.dtype, list(each.shape), hashlib.sha256(content).hexdigest()]
-            for each, content in zip(record.layouts, record.tensors, strict=True)
+            for each, content in zip(self.layouts, self.tensors, strict=True)
         ]
         buffers = [
-            [name, key, hashes[record.buffers[name][key]]]
-            for name in sorted(record.buffers)
-            for key in sorted(record.buffers[name])
+            [f"{name}.{key}", hashes[index]]
+            for name, inner in self.buffers.items()
+            for key, index in inner.items()
         ]
-        objects = [[k, canonical(record.objects[k], hashes)] for k in sorted(record.objects)]
-        content = [record.streams, record.position, buffers, objects]
-        return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+        objects = [[k, canonical(packed, hashes)] for k, packed in self.objects.items()]
+        return sorted(buffers) + sorted(objects)
+
+    def drift(self, tracked: Tracked) -> list[str]:
+        """Return the names of a rank's own buffers and objects that are not as recorded.
+
+        Objects should not be among them when the next step opens: a joiner that continues from
+        this record would not have what changed since. Buffers may be, if they change alike on every
+        rank (the count of an averaged model does): the sender of the replicated state says so.
+        """
+        now = Record.capture(tracked, position=None, streams=self.streams)._values()
+        recorded = dict(self._values())
+        return [name for name, value in now if recorded.get(name) != value]
 
     def restore_rng(self) -> None:
         """Put the random streams where they stood."""
@@ -105,7 +120,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def restore_private(self, tracked: Tracked) -> None:
         """Set the buffers and objects that are this rank's own; streams and loader are not touched.
 
-        To be called after the replicated state was adopted. Raises `StateError` if it does not fit.
+        To be called after the replicated state was adopted: buffers that its sender has changed
+        since the vote of this record stay as it sent them. Raises `StateError` if it does not fit.
         """
         parts = tracked.parts(per_rank=True)
         if parts.keys() != self.objects.keys():
@@ -126,7 +142,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             {
                 name: {key: values[index] for key, index in inner.items()}
                 for name, inner in self.buffers.items()
-            }
+            },
+            newer=tracked.newer,
         )
 
 

@@ -23,6 +23,7 @@ from tmover.state.capture import Captured, Tracked, capture, mismatch
 from tmover.state.frames import CHUNK_BYTES, Frame, Kind, Pipe
 from tmover.state.landing import Landing
 from tmover.state.memory import Area, Cells, Layout
+from tmover.state.records import Record
 
 TIMEOUT_S = 600.0
 """How long a transfer may take if its caller does not say."""
@@ -73,16 +74,19 @@ def send_state(
     step: int,
     tracked: Tracked,
     record: bytes,
+    own: bytes = b"",
     peer: str = "its other end",
     timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Send the replicated state as of `step`, and `record`; return once the receiver verified it.
 
+    `record` is the receiver's private record; `own` is this rank's, of the same vote. What differs
+    from it by now changed after the vote, on every rank, and the receiver keeps it as it is sent.
     Nothing tracked may change meanwhile. Raises `LinkError` if the link breaks or the time is up,
     `StateError` if the receiver refuses.
     """
     pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
-    captured = capture(tracked)
+    captured = capture(tracked, newer=Record.decode(own).drift(tracked) if own else ())
     _synchronize(captured.tensors)
     hello = Hello(
         version=_VERSION,

@@ -526,6 +526,21 @@ def test_a_second_interrupt_does_not_wait_for_the_workers(
     assert node.end() == StepStatus(code=130)
 
 
+def test_an_agent_that_was_told_to_end_starts_nothing_any_more(
+    node: Node, controller: ScriptedController
+) -> None:
+    ignores = "import signal; signal.signal(signal.SIGTERM, lambda *a: print('no', flush=True))\n"
+    joined = up(node, controller, ignores + WAITS)
+    before = node.tree()
+    send_signal(node.agent(), signal.SIGTERM)
+    eventually(lambda: "no" in node.log)
+
+    controller.welcome(joined, launch=2)
+
+    assert controller.hears_nothing(Exited)
+    assert node.tree() == before
+
+
 def test_a_killed_agent_leaves_nothing(node: Node, controller: ScriptedController) -> None:
     up(node, controller, nproc=2)
     before = node.tree()

@@ -16,6 +16,7 @@ from support.eventually import eventually
 from tmover.cli.main import tmover
 from tmover.cli.submit import follow
 from tmover.cluster import JobSpec, LocalCluster
+from tmover.config import Config, load
 from tmover.wire import JobStatus
 
 FOREVER = "1000000"
@@ -31,6 +32,12 @@ def run(cluster: LocalCluster, *arguments: str) -> tuple[int, str]:
 def is_warm(status: JobStatus) -> bool:
     trains = status.phase == "training" and (status.step or 0) > 2
     return trains and any(standby.state == "warm" for standby in status.standbys)
+
+
+@pytest.fixture
+def cluster_config() -> Config:
+    """A controller that was killed is not waited for long."""
+    return load(environ={"TMOVER_CONTROLLER_REQUEST_S": "2"})
 
 
 @pytest.fixture

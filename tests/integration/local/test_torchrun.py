@@ -73,7 +73,7 @@ def test_a_job_runs_to_its_end_and_nothing_is_left(
 
 
 def test_ctrl_c_cancels_the_job_and_cleans_up(state: pathlib.Path, train: pathlib.Path) -> None:
-    with submit(state, "--nodes", "2", "--", str(train), FOREVER) as command:
+    with submit(state, "--", str(train), FOREVER) as command:
         read_until(command, "ranks train in epoch 1")
         command.send_signal(signal.SIGINT)
         output, _ = command.communicate(timeout=LONG_S)
@@ -144,6 +144,7 @@ def _trains(status: JobStatus) -> bool:
     return status.phase == "training"
 
 
+@pytest.mark.full
 def test_torchrun_s_flags_do_what_they_do_there(
     real: LocalCluster, spec: MakeSpec, tmp_path: pathlib.Path
 ) -> None:
@@ -159,5 +160,6 @@ def test_torchrun_s_flags_do_what_they_do_there(
     assert texts == ["rank 0\n", "rank 1\n"]
 
 
+@pytest.mark.full
 def test_a_number_of_workers_may_be_torch_s_to_say() -> None:
     assert count_workers("cpu") == os.cpu_count()

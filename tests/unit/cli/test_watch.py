@@ -135,7 +135,7 @@ def test_a_job_is_followed_by_its_phases_and_notes() -> None:
 
 def test_a_summary_says_where_the_job_is() -> None:
     assert summary(status()) == (
-        "job 3 training, step 7, epoch 1, nodes node1,node2, standby node3 warm"
+        "job 3 training, step 7, epoch 1, nodes node[1-2], standby node3 warm"
     )
     assert "no step yet" in summary(status(step=None))
     assert "no step yet" in summary(status(step=-1))

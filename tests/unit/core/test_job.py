@@ -565,6 +565,11 @@ def test_nobody_is_armed_by_what_was_prepared_for_another_epoch_or_by_a_stranger
     assert isinstance(story.job.phase, Preparing)
 
 
+def test_what_is_prepared_counts_only_while_preparing() -> None:
+    for job in (Story().training().job, Story().armed().job, Story().revoked().job):
+        assert decide(job, prepared("a0/0", 2)) == (job, [])
+
+
 @pytest.mark.parametrize(
     "event", [entered("a0/0", 2, 5), verified("s0/0", 2, 5), passed("a0/0", 2, 5)]
 )
@@ -753,6 +758,33 @@ def test_a_revoked_move_that_somebody_passed_is_a_failure_in_its_epoch() -> None
     plan = world(3, "a0", "a1", "a2")
     assert actions[:4] == [*assigns(plan, 5, {}, "a0", "a1", "a2"), timer(Wait.SWITCH, 3)]
     assert story.job.requests["n1"].attempts == 0
+
+
+def test_a_leaver_taken_back_is_a_member_again_and_is_moved_again() -> None:
+    story = Story().switching()
+    story.tell(exited("s0"), reported("a0/0", 5, of=2), reported("a1/0", 5, of=2, epoch=1))
+    story.tell(reported("a2/0", 5, of=2, epoch=1))
+
+    actions = story.tell(*[passed(f"{agent}/0", 3, 5) for agent in ("a0", "a1", "a2")])
+
+    assert actions == dones(3, "a0", "a1", "a2")
+    assert story.job.requests.keys() == {"n1"}
+    assert isinstance(story.warmed("s0", launch=2)[0], Prepare)
+
+
+def test_a_leaver_whose_joiner_has_passed_is_released_after_another_is_taken_back() -> None:
+    story = Story(standbys=2).training()
+    story.job = dataclasses.replace(story.job, finished=frozenset({9}))
+    story.tell(requested("n0"), requested("n1"))
+    story.job = dataclasses.replace(story.job, finished=frozenset())
+    story.tell(*[prepared(f"{agent}/0", 2) for agent in ("a0", "a1", "a2", "s0", "s1")])
+    story.tell(*[prepared("a0/0", 2)], entered("a2/0", 2, 5), exited("s0"))
+    story.tell(*[reported(f"{agent}/0", 5, of=2, epoch=1) for agent in ("a0", "a1", "a2")])
+    story.tell(reported("s1/0", 5, of=2))
+
+    actions = story.tell(*[passed(f"{agent}/0", 3, 5) for agent in ("a0", "s1", "a2")])
+
+    assert actions[:5] == [*dones(3, "a0", "s1", "a2", "a1"), *stops(0, "released", "a1")]
 
 
 def test_a_leaver_taken_back_behind_the_others_receives_the_state_from_its_keeper() -> None:
@@ -1520,6 +1552,16 @@ def test_workers_that_were_killed_on_all_nodes_start_afresh() -> None:
     assert isinstance(story.job.phase, Forming)
 
 
+def test_a_script_that_fails_where_nobody_is_left_counts_as_failed_before_its_first_step() -> None:
+    story = Story(nnodes=2, standbys=0).training()
+    story.tell(exited("a0", code=1), exited("a1"))
+
+    story.tell(exited("a0", launch=2, code=1, reason="ValueError"))
+
+    why = "the script on slot 0 failed twice before its first step: ValueError"
+    assert story.job.phase == Ended(code=1, reason=why)
+
+
 def test_a_script_that_fails_twice_at_the_same_step_fails_the_job() -> None:
     story = Story(standbys=1).training()
     story.tell(exited("a1", code=1, reason="ValueError"), reported("a0/0", 5), reported("a2/0", 5))
@@ -1752,9 +1794,7 @@ def test_the_reason_of_a_start_afresh_is_said() -> None:
     forming = Story().starting()
     forming.hear(exited("a1"), reported("a0/0", -1))
 
-    assert begun.notes(expired("a0"))[-3] == (
-        "no rank is left that holds the state: all workers start afresh"
-    )
-    assert forming.notes(reported("a2/0", -1))[0] == (
-        "no vote had passed yet: all workers start afresh"
-    )
+    why = "no rank is left that holds the state: all workers start afresh"
+    assert why in begun.notes(expired("a0"))
+    why = "no vote had passed yet: all workers start afresh"
+    assert why in forming.notes(reported("a2/0", -1))

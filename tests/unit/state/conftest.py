@@ -22,7 +22,13 @@ class HandOver(Protocol):
     """Sends the state of one tracked set to another."""
 
     def __call__(
-        self, source: Tracked, target: Tracked, *, step: int = 7, record: bytes = b""
+        self,
+        source: Tracked,
+        target: Tracked,
+        *,
+        step: int = 7,
+        record: bytes = b"",
+        own: bytes = b"",
     ) -> Received: ...
 
 
@@ -41,7 +47,7 @@ def hand_over() -> HandOver:
 
 
 def over_a_socket(
-    source: Tracked, target: Tracked, *, step: int = 7, record: bytes = b""
+    source: Tracked, target: Tracked, *, step: int = 7, record: bytes = b"", own: bytes = b""
 ) -> Received:
     left, right = socket.socketpair()
     sent: list[BaseException | None] = []
@@ -55,6 +61,7 @@ def over_a_socket(
                 step=step,
                 tracked=source,
                 record=record,
+                own=own,
                 peer="joiner",
                 timeout_s=TIMEOUT_S,
             )

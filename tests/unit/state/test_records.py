@@ -166,6 +166,60 @@ def test_the_digest_of_a_record_changes_with_what_it_holds(change: str) -> None:
     assert Record.digest(rank.record(position)) != before
 
 
+def averaged() -> tuple[nn.Module, Any, Tracked]:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    average = torch.optim.swa_utils.AveragedModel(model[0])
+    tracked = Tracked()
+    tracked.track("model", model)
+    tracked.track("average", average)
+    return model, average, tracked
+
+
+def test_what_every_rank_changes_after_the_vote_comes_from_the_source(hand_over: HandOver) -> None:
+    """An averaged model counts after the update; the record of the vote has the count before it."""
+    ranks = [averaged() for _ in range(3)]
+    hand_over(ranks[0][2], ranks[1][2])
+    records: list[bytes] = []
+    for _ in range(2):
+        records.clear()
+        for model, _, tracked in ranks[:2]:
+            model(torch.randn(4, 3))
+            records.append(Record.capture(tracked, position=None).encode())
+        for model, average, _ in ranks[:2]:
+            average.update_parameters(model[0])
+    (_, _, dead), (_, _, source), (_, average, joiner) = ranks
+
+    received = hand_over(source, joiner, record=records[0], own=records[1])
+    Record.decode(received.record).restore_private(joiner)
+
+    assert average.n_averaged.item() == 2
+    assert joiner.digest() == dead.digest() != source.digest()
+    assert Record.digest(Record.capture(joiner, position=None, streams=b"").encode()) == (
+        Record.digest(Record.capture(dead, position=None, streams=b"").encode())
+    )
+
+
+def test_what_changed_since_a_record_is_named() -> None:
+    rank = Rank()
+    rank.live(1)
+    record = Record.decode(rank.record())
+    assert record.drift(rank.tracked) == []
+    random.random()
+    assert record.drift(rank.tracked) == []
+
+    rank.seen.names.append("after the vote")
+    assert record.drift(rank.tracked) == ["seen"]
+    rank.model(torch.randn(4, 3))
+    rank.model.constant.add_(1)  # type: ignore[operator]
+    assert record.drift(rank.tracked) == [
+        "model.1.num_batches_tracked",
+        "model.1.running_mean",
+        "model.1.running_var",
+        "model.constant",
+        "seen",
+    ]
+
+
 def test_no_record_has_an_empty_digest() -> None:
     assert Record.digest(b"") == ""
 
