@@ -192,10 +192,14 @@ def _table() -> Iterator[tuple[ProcessId, int]]:
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the state on: state, parent, ..., start (19)."""
     try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    return text.rpartition(")")[2].split()
+    return text.rpartition(b")")[2].decode().split() or None
 
 
 def _prctl(option: int, value: int) -> None:

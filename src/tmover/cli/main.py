@@ -41,10 +41,10 @@ class Commands(click.Group):
         """Run the command; what was typed wrong is one line, too."""
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            sys.exit(error.exit_code)
         except click.UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # not in every click
+                click.echo(error.format_message())
+                sys.exit(error.exit_code)
             path = "tmover" if error.ctx is None else error.ctx.command_path
             click.secho(f"error: {error.format_message()} See `{path} --help`.", err=True, fg="red")
             sys.exit(error.exit_code)

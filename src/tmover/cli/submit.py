@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import select
@@ -20,7 +21,7 @@ from tmover.cli.state import state_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tmover.cluster import LocalCluster
+    from tmover.cluster import JobSpec, LocalCluster
     from tmover.wire import JobStatus
 
 _POLL_S = 0.25
@@ -68,8 +69,7 @@ def command(
     Starts a controller if none runs on the state directory, shows what happens until the job ends,
     and exits with the job's code. Ctrl-C cancels the job; `--detach` leaves it running.
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
-    from tmover.agent.launcher import count_workers
-    from tmover.cluster import JobSpec, LocalCluster, agent_argv
+    from tmover.cluster import LocalCluster
     from tmover.config import load, state_directory
     from tmover.errors import ConfigError
 
@@ -78,18 +78,9 @@ def command(
         raise ConfigError(msg)
     checked = check_script(script, module=module)
     configuration = load(config)
-    nproc = count_workers(nproc_per_node)
-    environment = dict(os.environ)
+    spec = _job_spec(nodes, standby, nproc_per_node, checked, *arguments, module=module)
     if config is not None:
-        environment["TMOVER_CONFIG"] = str(config.absolute())
-    spec = JobSpec(
-        nodes=nodes,
-        standby=standby,
-        nproc=nproc,
-        argv=agent_argv(checked, *arguments, nproc=nproc, module=module),
-        env=environment,
-        cwd=pathlib.Path.cwd(),
-    )
+        spec = dataclasses.replace(spec, env={**spec.env, "TMOVER_CONFIG": str(config.absolute())})
     directory = state_directory(state)
     with SignalPipe(_KILLING), LocalCluster(directory, configuration) as cluster:
         with SignalPipe(_ENDING) as signals:
@@ -98,6 +89,24 @@ def command(
             if not detach:
                 sys.exit(_show(cluster, job, signals))
         _detach(cluster, job)
+
+
+def _job_spec(
+    nodes: int, standby: int, nproc_per_node: str, script: str, *arguments: str, module: bool
+) -> JobSpec:
+    """Return the job that the command line describes; it inherits this process's environment."""
+    from tmover.agent.launcher import count_workers
+    from tmover.cluster import JobSpec, agent_argv
+
+    nproc = count_workers(nproc_per_node)
+    return JobSpec(
+        nodes=nodes,
+        standby=standby,
+        nproc=nproc,
+        argv=agent_argv(script, *arguments, nproc=nproc, module=module),
+        env=dict(os.environ),
+        cwd=pathlib.Path.cwd(),
+    )
 
 
 def _greet(cluster: LocalCluster, job: str, state: pathlib.Path | None, *, detach: bool) -> None:

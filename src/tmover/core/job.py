@@ -39,6 +39,7 @@ from tmover.core.events import (
     MoveRequested,
     NodeLost,
     Passed,
+    Plan,
     Prepare,
     Prepared,
     PrepareFailed,
@@ -72,6 +73,7 @@ __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
 CANCELLED = 130
 """The exit code of a job that somebody ended."""
+_NOWHERE = Plan(epoch=0, members=())
 
 
 def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
@@ -82,9 +84,7 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
     draft = Draft(job, event.at)
     if isinstance(event, Joined):
         _hear_of_agent(draft, event)
-    elif isinstance(job.phase, Ended) or (
-        isinstance(job.phase, New) and not isinstance(event, Submitted | CancelRequested)
-    ):
+    elif isinstance(job.phase, Ended):
         return job, []
     elif isinstance(event, DeadlinePassed):
         _hear_clock(draft, event)
@@ -316,9 +316,9 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
     if agent not in standby.placed(job):
         return []
     orders: list[AnyOrder] = []
-    name, plan = job.name, job.plan
+    name, plan = job.name, job.plan or _NOWHERE
     match job.phase:
-        case Starting() if plan is not None:
+        case Starting():
             orders = [Start(job=name, agent=agent, plan=plan)]
         case Training():
             orders = [Done(job=name, agent=agent, epoch=job.in_force)]
@@ -335,9 +335,7 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
             ]
             if any(agent == w.rpartition("/")[0] for pair in loss.accusations for w in pair):
                 orders.append(Probe(job=name, agent=agent, probe=loss.epochs[0]))
-        case Recovering(step=step, sources=sources, relink=relink) if (
-            plan is not None and agent in job.slots
-        ):
+        case Recovering(step=step, sources=sources, relink=relink) if agent in job.slots:
             orders = [
                 Assign(
                     job=name,

@@ -75,7 +75,7 @@ def progress(draft: Draft, event: Entered | Verified | Passed) -> None:
     phase = draft.job.phase
     if isinstance(event, Passed) and isinstance(phase, Switching | Recovering):
         draft.set(phase=dataclasses.replace(phase, passed=phase.passed | {event.worker}))
-    elif isinstance(event, Verified) and not isinstance(phase, Training):
+    elif isinstance(event, Verified):
         draft.set(verified=job.verified | {event.worker})
 
 

@@ -61,6 +61,7 @@ class DemoJob:
         self._screen = screen
         self._name = name
         self._steps = steps
+        self._step = 0
         self._trace = cluster.state / "trace" / name.replace(" ", "-")
         scratch = cluster.state / "tmp"  # a torchrun that is killed leaves files
         scratch.mkdir(parents=True, exist_ok=True)
@@ -86,8 +87,8 @@ class DemoJob:
                     msg = f"the controller answered with {answer}"
                     raise SchedulerError(msg)
                 status = answer.jobs[0]
-                done = 0 if status.step is None else status.step + 1
-                self._screen.show(self._name, done, self._steps)
+                self._step = max(self._step, status.step or 0)  # a joiner has none at first
+                self._screen.show(self._name, self._step, self._steps)
                 if until(status):
                     return status
                 if status.code is not None or time.monotonic() > deadline:
@@ -127,12 +128,11 @@ class DemoJob:
 
     def train_until(self, step: int) -> None:
         """Wait until the job has come to `step`."""
-        self.wait(f"come to step {step}", lambda status: (status.step or 0) >= step)
+        self.wait(f"come to step {step}", lambda _: self._step >= step)
 
     def train_for(self, steps: int) -> None:
         """Wait until the job is that much further."""
-        status = self.wait("train", lambda _: True)
-        self.train_until((status.step or 0) + steps)
+        self.train_until(self._step + steps)
 
     def finish(self) -> list[Line]:
         """Wait until the job has ended well; return what its workers wrote."""

@@ -31,7 +31,6 @@ def kill_everything(holder: ProcessId | None, mark: str) -> float:
         for process in everything:
             send_signal(process, signal.SIGSTOP)
         stopped_at = stopped_at or time.monotonic()
-        everything |= _processes(holder, mark)
         for process in everything:
             send_signal(process, signal.SIGKILL)
         if wait_gone(everything, timeout_s=_DIE_S):

@@ -233,8 +233,23 @@ def test_a_loop_of_another_launch_or_of_a_standby_does_not_count() -> None:
     story.tell(looping("a0/0"), looping("a1/0"))
 
     story.tell(looping("a2/0", launch=2), looping("s0/0"), looping("a2/1"), looping("x/0"))
+    story.tell(warm("a2/0"))
 
     assert story.job.phase == Starting()
+
+
+def test_a_standby_that_loops_is_not_warm() -> None:
+    story = Story(standbys=0).training()
+    story.tell(requested("n1"), joined("s0"), launched("s0"))
+
+    assert story.tell(looping("s0/0")) == []
+    assert story.job.phase == Training()
+
+
+def test_what_finished_in_an_earlier_launch_does_not_count() -> None:
+    job = Story().joined().job
+
+    assert decide(job, finished("a0/0")) == (job, [])
 
 
 def test_a_node_lost_before_the_start_leaves_its_slot_to_a_standby() -> None:
@@ -607,6 +622,15 @@ def test_a_leaver_that_passes_nothing_is_not_waited_for() -> None:
     assert isinstance(story.job.phase, Switching)
 
 
+def test_a_joiner_is_a_member_after_its_move() -> None:
+    story = Story().switching()
+    story.tell(*[passed(f"{agent}/0", 2, 5) for agent in ("a0", "s0", "a2")])
+
+    story.tell(*[finished(f"{agent}/0") for agent in ("a0", "s0", "a2")])
+
+    assert story.job.phase == Ended(code=0, reason="done")
+
+
 def test_a_planned_move_can_be_followed_by_another() -> None:
     story = Story(standbys=2).switching()
     story.tell(requested("n0"))
@@ -725,6 +749,46 @@ def test_once_armed_a_move_is_given_up_by_revoking_it() -> None:
     assert isinstance(story.job.phase, Reporting)
 
 
+def test_a_member_lost_once_all_are_armed_revokes_both_worlds() -> None:
+    story = Story().armed()
+
+    assert story.tell(exited("a2")) == [
+        *revokes(2, "a member was lost", "a0", "a1", "a2", "s0"),
+        *revokes(1, "a member was lost", "a0", "a1", "a2"),
+        timer(Wait.ACCUSE, 1),
+        timer(Wait.REPORT, 1),
+    ]
+
+
+def test_a_stayer_lost_while_switching_revokes_both_worlds() -> None:
+    story = Story().switching()
+
+    actions = story.tell(exited("a2"))
+
+    assert actions[:7] == [
+        *revokes(2, "a member was lost", "a0", "a1", "a2", "s0"),
+        *revokes(1, "a member was lost", "a0", "a1", "a2"),
+    ]
+
+
+def test_a_joiner_lost_while_switching_revokes_the_move_only() -> None:
+    story = Story().switching()
+
+    assert story.tell(exited("s0")) == [
+        *revokes(2, "a joiner was lost", "a0", "a1", "a2", "s0"),
+        timer(Wait.ACCUSE, 2),
+        timer(Wait.REPORT, 2),
+    ]
+
+
+def test_who_has_passed_a_revoked_epoch_says_so_in_its_report_only() -> None:
+    story = Story().switching()
+    story.tell(exited("s0"))
+    job = story.job
+
+    assert decide(job, passed("a0/0", 2, 5)) == (job, [])
+
+
 def test_a_revoked_move_that_nobody_passed_is_aborted_and_costs_nothing() -> None:
     story = Story().armed()
     story.tell(exited("s0"))
@@ -760,6 +824,26 @@ def test_a_revoked_move_that_somebody_passed_is_a_failure_in_its_epoch() -> None
     assert story.job.requests["n1"].attempts == 0
 
 
+def test_a_joiner_lost_with_its_node_after_somebody_passed_is_replaced_by_its_leaver() -> None:
+    story = Story().switching()
+    story.tell(expired("s0"), reported("a0/0", 5, of=2), reported("a1/0", 5, of=2, epoch=1))
+
+    actions = story.tell(reported("a2/0", 5, of=2, epoch=1))
+
+    assert actions[:3] == assigns(world(3, "a0", "a1", "a2"), 5, {}, "a0", "a1", "a2")
+
+
+def test_a_lost_leaver_is_no_candidate() -> None:
+    story = Story(standbys=2).switching()
+    story.tell(verified("s0/0", 2, 5), expired("a1"), exited("s0"))
+    story.tell(*[reported("a0/0", 5, of=of, epoch=2) for of in (1, 2)])
+
+    story.tell(*[reported("a2/0", 5, of=of, epoch=1) for of in (1, 2)])
+
+    assert story.job.unreleased == {}
+    assert story.job.slots == ("a0", "s1", "a2")
+
+
 def test_a_leaver_taken_back_is_a_member_again_and_is_moved_again() -> None:
     story = Story().switching()
     story.tell(exited("s0"), reported("a0/0", 5, of=2), reported("a1/0", 5, of=2, epoch=1))
@@ -781,6 +865,7 @@ def test_a_leaver_whose_joiner_has_passed_is_released_after_another_is_taken_bac
     story.tell(*[prepared("a0/0", 2)], entered("a2/0", 2, 5), exited("s0"))
     story.tell(*[reported(f"{agent}/0", 5, of=2, epoch=1) for agent in ("a0", "a1", "a2")])
     story.tell(reported("s1/0", 5, of=2))
+    assert not any(isinstance(order, Assign) for order in resume(story.job, "a1"))
 
     actions = story.tell(*[passed(f"{agent}/0", 3, 5) for agent in ("a0", "s1", "a2")])
 
@@ -827,6 +912,13 @@ def test_a_leaver_lost_before_its_hand_off_is_a_failure_with_the_same_joiner() -
     plan = world(3, "a0", "s0", "a2")
     sources = {"s0/0": "a2/0"}
     assert actions == [*assigns(plan, 5, sources, "a0", "s0", "a2"), timer(Wait.SWITCH, 3)]
+
+
+def test_a_joiner_at_the_boundary_is_not_taken_for_verified() -> None:
+    story = Story().switching()
+    story.tell(entered("s0/0", 2, 5))
+
+    assert any(isinstance(action, Revoke) for action in story.tell(expired("a1")))
 
 
 def test_a_joiner_that_was_verified_needs_no_state_again() -> None:
@@ -1156,6 +1248,15 @@ def test_a_death_that_its_agent_saw_needs_no_accusation() -> None:
     assert not any(isinstance(a, EndNode) for a in story.tell(overdue(Wait.ACCUSE, 1)))
 
 
+def test_a_death_is_counted_once() -> None:
+    story = Story().revoked("a1")
+    story.tell(exited("a1", code=1))
+
+    end = story.job.agents["a1"].exit
+    assert end is not None
+    assert (story.job.agents["a1"].failures, end.code) == (1, -9)
+
+
 def test_a_death_that_explains_all_accusations_ends_the_wait_for_more() -> None:
     story = Story().training()
     story.tell(broken("a0/0", "a1/0"))
@@ -1248,6 +1349,13 @@ def test_deadlines_of_another_revocation_mean_nothing() -> None:
         for wait in (Wait.ACCUSE, Wait.REPORT):
             assert decide(job, overdue(wait, 2)) == (job, [])
     assert decide(reporting.job, overdue(Wait.ACCUSE, 1)) == (reporting.job, [])
+
+
+def test_the_loss_of_strangers_is_no_loss() -> None:
+    job = Story().training().job
+
+    assert decide(job, expired("x")) == (job, [])
+    assert decide(job, NodeLost(job="j", node="n9", reason="down")) == (job, [])
 
 
 def test_a_whole_node_is_lost_with_all_its_agents() -> None:
@@ -1568,10 +1676,11 @@ def test_a_script_that_fails_twice_at_the_same_step_fails_the_job() -> None:
     story.tell(*[passed(w, 2, 5) for w in ("a0/0", "s0/0", "a2/0")])
     story.tell(exited("s0", code=1, reason="ValueError"), reported("a0/0", 5, of=2))
 
-    story.tell(reported("a2/0", 5, of=2))
+    actions = story.tell(reported("a2/0", 5, of=2))
 
     why = "the script on slot 1 failed twice after step 5: ValueError"
     assert story.job.phase == Ended(code=1, reason=why)
+    assert actions == stops(1, why, "a0", "a1", "a2", "s0")
 
 
 @pytest.mark.parametrize(("code", "step"), [(1, 6), (-9, 5), (137, 5)])
@@ -1725,6 +1834,13 @@ def test_a_rank_that_missed_an_abort_is_told_of_it() -> None:
         *aborts(2, "it came to nothing", "a0"),
         *dones(1, "a0"),
     ]
+
+
+def test_no_move_is_aborted_for_workers_that_were_never_in_a_world() -> None:
+    story = Story().joined()
+    story.tell(launched("a0"), launched("a1"), overdue(Wait.FORM, 0))
+
+    assert resume(story.job, "a0") == [welcome("a0", 0)]
 
 
 def test_a_move_under_way_is_not_taken_for_aborted() -> None:

@@ -166,7 +166,7 @@ def test_the_digest_of_a_record_changes_with_what_it_holds(change: str) -> None:
     assert Record.digest(rank.record(position)) != before
 
 
-def averaged() -> tuple[nn.Module, Any, Tracked]:
+def averaged() -> tuple[nn.Sequential, Any, Tracked]:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     average = torch.optim.swa_utils.AveragedModel(model[0])
     tracked = Tracked()
