@@ -80,18 +80,18 @@ class Intercom:
 
     def receive(self) -> Iterator[wire.Hello | FromAgent]:
         """Yield what concerns the agent or the controller; take in the rest."""
-        while True:
-            try:
-                identity, *frames = self.socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            try:
-                message = self._take(identity, wire.decode_worker(frames))
-            except ProtocolError as error:
-                logger.warning("dropped a worker's message: %s", error)
-                continue
-            if message is not None:
-                yield message
+        while self.socket.poll(0):
+            yield from self.receive_one()
+
+    def receive_one(self) -> list[wire.Hello | FromAgent]:
+        """Return what concerns others of the message that has come; drop what cannot be meant."""
+        identity, *frames = self.socket.recv_multipart()
+        try:
+            message = self._take(identity, wire.decode_worker(frames))
+        except ProtocolError as error:
+            logger.warning("dropped a worker's message: %s", error)
+            return []
+        return [] if message is None else [message]
 
     def close(self) -> None:
         """Close the socket."""

@@ -107,8 +107,14 @@ class Draft:
         self.set(agents=agents, gone={**self.job.gone, name: farewell})
         self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))
 
-    def lose(self, node: str, reason: str) -> None:
-        """Give up a node and every agent on it, and fence it. None of these agents comes back."""
+    def lose(self, name: str, reason: str) -> None:
+        """Give up an agent with its node and every other agent on it, and fence the node.
+
+        None of these agents comes back. Nothing happens if it has gone with its node before.
+        """
+        if name not in self.job.agents:
+            return
+        node = self.job.agents[name].node
         for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
             self.dismiss(agent.name, Farewell(1, f"lost: {reason}"))
         self.set(fenced=self.job.fenced | {node})

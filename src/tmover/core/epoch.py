@@ -8,7 +8,7 @@ and only the reports tell. Blame is settled meanwhile, so that it is known who t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Union
 
 from tmover.core import blame
@@ -141,7 +141,8 @@ def report(draft: Draft, event: Reported) -> None:
 
 def settle_blame(draft: Draft, loss: Loss) -> None:
     """Say who is lost, as far as that is certain; wait no longer if it explains everything."""
-    give_up(draft, blame.outvoted(loss.accusations, living(draft.job, loss)))
+    for name, reason in blame.outvoted(loss.accusations, living(draft.job, loss)).items():
+        draft.lose(name, reason)
     left = living(draft.job, loss)
     is_explained = not blame.unexplained(loss.accusations, left)
     if is_explained and len(left) < len(_parties(draft.job, loss)):
@@ -153,7 +154,9 @@ def hear_no_more(draft: Draft, loss: Loss) -> None:
     job, alive = draft.job, living(draft.job, loss)
     heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
     lost = blame.silent(loss.accusations, alive, heard)
-    give_up(draft, lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at))
+    lost = lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at)
+    for name, reason in lost.items():
+        draft.lose(name, reason)
     _ask_survivors(draft, loss)
 
 
@@ -164,8 +167,8 @@ def has_all_reports(job: Job, loss: Loss) -> bool:
 
 def give_up_silent(draft: Draft, loss: Loss) -> None:
     """Give up the agents that have not reported in time: nothing is known of their workers."""
-    owing = [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]
-    give_up(draft, dict.fromkeys(owing, "its workers did not report in time"))
+    for name in [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]:
+        draft.lose(name, "its workers did not report in time")
     _ask_survivors(draft, loss)
 
 
@@ -173,14 +176,6 @@ def _ask_survivors(draft: Draft, loss: Loss) -> None:
     left = ", ".join(draft.job.agents[name].node for name in living(draft.job, loss))
     draft.note(f"the survivors, on {left or 'no node'}, are to report where they stand")
     draft.set(phase=Reporting(loss=loss))
-
-
-def give_up(draft: Draft, lost: Mapping[str, str]) -> None:
-    """Give up the nodes of these agents, for these reasons."""
-    for name, reason in lost.items():
-        agent = draft.job.agents.get(name)
-        if agent is not None:  # it may have gone with another agent of its node
-            draft.lose(agent.node, reason)
 
 
 # --- who ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ nothing to lose yet, and half-built models are of no use.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
@@ -61,16 +62,14 @@ def join(draft: Draft, event: Joined) -> None:
 
 def advance(draft: Draft, phase: Forming) -> None:
     """Fill what was vacated; start when every slot's workers are up."""
-    vacated = set(phase.vacated)
-    for slot, name in enumerate(draft.job.slots):
-        agent = draft.job.agents.get(name)
+    held = {slot for slot, name in enumerate(draft.job.slots) if name}
+    for slot in sorted(held):
+        agent = draft.job.agents.get(draft.job.slots[slot])
         if agent is not None and agent.exit is not None:
-            if crashed(draft, {slot: NO_STEP}):
+            if crashed(draft, [slot], NO_STEP):
                 return
             _relaunch(draft, agent, slot)
-        if name and name not in draft.job.agents:
-            vacated.add(slot)
-    _fill(draft, phase, vacated)
+    _fill(draft, phase, held | phase.vacated)
     if all(name and draft.job.agents[name].endpoints for name in draft.job.slots):
         _start(draft)
 
@@ -108,41 +107,42 @@ def restart(draft: Draft, why: str) -> None:
     for slot, name in enumerate(job.slots):
         if name in draft.job.agents:
             _relaunch(draft, draft.job.agents[name], slot)
-    _fill(draft, phase, {s for s, name in enumerate(job.slots) if name not in draft.job.agents})
+    _fill(draft, phase, set(range(job.nnodes)))
     draft.arm(Wait.FORM, job.epoch)
 
 
 def overdue(draft: Draft) -> None:
     """End a wait that took too long: standbys replace who is missing, else the job fails."""
     job = draft.job
-    agents = [job.agents.get(name) for name in job.slots]
     if isinstance(job.phase, Starting):
-        late = ", ".join(agent.node for agent in agents if agent is not None and not agent.is_ready)
+        agents = [job.agents[name] for name in job.slots]
+        late = ", ".join(agent.node for agent in agents if not agent.is_ready)
         draft.end(1, f"the workers on {late} did not enter the training loop in time")
         return
-    missing = {slot for slot, agent in enumerate(agents) if agent is None or not agent.endpoints}
+    up = {name for name, agent in job.agents.items() if agent.endpoints}
+    missing = {slot for slot, name in enumerate(job.slots) if name not in up}
     if len(standby.spare(job)) < len(missing):
         names = ", ".join(str(slot) for slot in sorted(missing))
         draft.end(1, f"no workers came up in time for slot {names}")
         return
-    for agent in agents:
-        if agent is not None and not agent.endpoints and agent.name in draft.job.agents:
-            draft.lose(agent.node, "its workers did not come up in time")
+    for slot in sorted(missing):
+        draft.lose(job.slots[slot], "its workers did not come up in time")
     since = draft.next_epoch()  # burnt: it only tells the new deadline from the old one
     draft.set(phase=Forming(since=since, vacated=frozenset(missing)))
     draft.arm(Wait.FORM, since)
 
 
-def crashed(draft: Draft, ends: dict[int, int]) -> bool:
-    """Note at which step scripts gave up, by slot; end the job if one did so twice."""
-    for slot, step in ends.items():
+def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
+    """Note that the scripts of these slots gave up, if they did; end the job if one did twice."""
+    for slot in slots:
         job = draft.job
         agent = job.agents.get(job.slots[slot])
-        if agent is None or agent.exit is None or not agent.exit.is_error:
+        end = None if agent is None else agent.exit
+        if end is None or not end.is_error:
             continue
         if job.crashes.get(slot) == step:
             after = "before its first step" if step == NO_STEP else f"after step {step}"
-            draft.end(1, f"the script on slot {slot} failed twice {after}: {agent.exit.reason}")
+            draft.end(1, f"the script on slot {slot} failed twice {after}: {end.reason}")
             return True
         draft.set(crashes={**job.crashes, slot: step})
     return False

@@ -138,7 +138,6 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
 def _hear_outside(
     draft: Draft, event: Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired
 ) -> None:
-    agents = draft.job.agents
     match event:
         case Submitted():
             form.submit(draft, event)
@@ -147,11 +146,10 @@ def _hear_outside(
         case CancelRequested(reason=reason):
             draft.end(CANCELLED, reason)
         case NodeLost(node=node, reason=reason):
-            if node in {agent.node for agent in agents.values()}:
-                draft.lose(node, reason)
+            for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
+                draft.lose(name, reason)
         case LeaseExpired(agent=name):
-            if name in agents:
-                draft.lose(agents[name].node, "its agent was not heard of for the lease")
+            draft.lose(name, "its agent was not heard of for the lease")
 
 
 def _hear_worker(

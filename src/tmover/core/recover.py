@@ -60,8 +60,8 @@ def overdue(draft: Draft, phase: Recovering) -> None:
     """Revoke a switch that took too long; joiners that do not hold the state are given up."""
     job = draft.job
     epochs.revoke(draft, (job.in_force,), "it took too long to switch")
-    late = [blame.agent_of(worker) for worker in phase.sources if worker not in job.verified]
-    epochs.give_up(draft, dict.fromkeys(late, "it did not receive the state in time"))
+    for worker in [worker for worker in phase.sources if worker not in job.verified]:
+        draft.lose(blame.agent_of(worker), "it did not receive the state in time")
 
 
 def go_on(draft: Draft, loss: Loss) -> None:
@@ -70,7 +70,7 @@ def go_on(draft: Draft, loss: Loss) -> None:
     if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
     step = decided_step(job, loss)
-    if form.crashed(draft, dict.fromkeys(vacant, NO_STEP if step is None else step)):
+    if form.crashed(draft, vacant, NO_STEP if step is None else step):
         return
     if step is None or step == NO_STEP:
         has_begun = step is None and job.schemas

@@ -31,9 +31,7 @@ def spare(job: Job) -> list[Agent]:
     """Return the standbys, warm or on their way, in the order they came."""
     taken = placed(job)
     return [
-        agent
-        for agent in job.agents.values()
-        if agent.exit is None and agent.name not in taken and agent.node not in job.requests
+        agent for agent in job.agents.values() if agent.exit is None and agent.name not in taken
     ]
 
 
@@ -72,9 +70,8 @@ def tend(draft: Draft) -> None:
 def _drop_idle_requests(draft: Draft) -> None:
     """Forget the requests about nodes that have no agent any more."""
     nodes = {agent.node for agent in draft.job.agents.values()}
-    if not draft.job.requests.keys() <= nodes:
-        kept = {node: request for node, request in draft.job.requests.items() if node in nodes}
-        draft.set(requests=kept)
+    kept = {node: request for node, request in draft.job.requests.items() if node in nodes}
+    draft.set(requests=kept)
 
 
 def _relaunch(draft: Draft, agent: Agent, reason: str) -> None:

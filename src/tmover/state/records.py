@@ -137,7 +137,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
                 memory.put(places[index], values[index])
             for name, each in parts.items():
                 each.adopt(tree.unpack(self.objects[name], places))
-        tracked.buffers.rebase()
         tracked.buffers.apply(
             {
                 name: {key: values[index] for key, index in inner.items()}

@@ -512,6 +512,25 @@ def test_a_move_without_a_standby_asks_for_one_and_training_goes_on() -> None:
     assert story.tell(requested("n1"), looping("a0/0")) == []
 
 
+def test_a_standby_that_is_not_warm_takes_no_part_even_if_nothing_is_tracked() -> None:
+    story = Story(standbys=0).training()
+    story.job = dataclasses.replace(story.job, schemas={rank: {} for rank in range(3)})
+    story.tell(requested("n1"), joined("s0"), launched("s0"))
+
+    assert story.job.phase == Training()
+
+
+def test_a_standby_takes_no_slot_whose_ranks_track_something_else() -> None:
+    story = Story().training()
+    story.job = dataclasses.replace(story.job, schemas={0: SCHEMA, 1: {"model": "x"}, 2: SCHEMA})
+
+    story.tell(requested("n1"))
+    assert story.job.phase == Training()
+    story.tell(requested("n0"))
+    assert isinstance(story.job.phase, Preparing)
+    assert story.job.phase.move.slots == ("s0", "a1", "a2")
+
+
 def test_a_move_begins_when_a_standby_gets_warm() -> None:
     story = Story(standbys=0).training()
     story.tell(requested("n1"), joined("s0"))
@@ -531,6 +550,29 @@ def test_a_standby_that_did_not_come_is_asked_for_again() -> None:
         OrderNode(job="j", exclude=("n0", "n1", "n2")),
         timer(Wait.STANDBY, 1),
     ]
+
+
+def test_a_standby_that_came_and_went_is_asked_for_again() -> None:
+    story = Story(standbys=0).training()
+    story.tell(requested("n1"), joined("s0"))
+
+    actions = story.tell(expired("s0"))
+
+    assert [type(action) for action in actions] == [Stop, EndNode, OrderNode, ArmDeadline]
+
+
+def test_only_a_standby_is_one_of_those_that_were_asked_for() -> None:
+    story = Story(standbys=0).submitted()
+    story.tell(joined("a0"), joined("a1"), expired("a1"))
+    assert story.job.ordered.nodes == 1
+
+    story.tell(joined("a2"))
+
+    assert story.job.ordered.nodes == 1
+
+
+def test_a_standby_that_was_not_asked_for_is_welcome_and_counts_for_nothing() -> None:
+    assert Story(standbys=2).training().job.ordered.nodes == 0
 
 
 def test_a_standby_on_its_way_is_waited_for_and_no_other_is_asked_for() -> None:
@@ -1823,6 +1865,20 @@ def test_orders_are_repeated_by_phase() -> None:
     assert resume(revoked.job, "a2")[1:] == revokes(1, again, "a2")
     assert resume(recovering, "s0")[1:] == assigns(plan, 5, {"s0/0": "a2/0"}, "s0")
     assert resume(training, "stranger") == []
+
+
+def test_a_joiner_is_asked_to_report_on_its_own_epoch_only() -> None:
+    story = Story().switching()
+    story.tell(exited("a2"))
+
+    assert resume(story.job, "s0")[1:] == revokes(2, "it is to be reported on", "s0")
+
+
+def test_a_joiner_has_no_part_in_the_world_before() -> None:
+    job = Story().armed().job
+
+    assert decide(job, broken("s0/0", "a1/0", epoch=1)) == (job, [])
+    assert decide(job, reported("s0/0", None, of=1, epoch=0)) == (job, [])
 
 
 def test_a_rank_that_missed_an_abort_is_told_of_it() -> None:

@@ -333,6 +333,31 @@ class Counting(nn.Module):
         self.seen = state["seen"]
 
 
+class Warmup:
+    """An object that sets a learning rate when it is loaded."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.param_groups[0]["lr"] = 9.0
+
+
+def test_what_an_optimizer_has_counts_more_than_what_others_set(hand_over: HandOver) -> None:
+    def build(lr: float) -> tuple[torch.optim.Optimizer, Tracked]:
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
+        return optimizer, tracked(optimizer=optimizer, warmup=Warmup(optimizer))
+
+    (_, source), (optimizer, target) = build(0.5), build(0.1)
+
+    hand_over(source, target)
+
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_extra_state_of_a_module_is_handed_over(hand_over: HandOver) -> None:
     source, target = Counting(), Counting()
     source.seen = 5
@@ -584,7 +609,7 @@ def test_a_parameter_the_header_does_not_share_must_not_be_shared_here() -> None
 
 def test_a_header_with_a_tensor_for_nothing_is_refused() -> None:
     header = capture(tracked(a=Net())).header
-    layouts, parts = msgspec.msgpack.decode(header)
+    layouts, parts, _ = msgspec.msgpack.decode(header)
 
     with pytest.raises(StateError, match="tensors that nothing refers to"):
         Landing(tracked(a=Net()), msgspec.msgpack.encode([[*layouts, layouts[0]], parts]))

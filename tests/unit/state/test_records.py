@@ -14,6 +14,7 @@ from tmover.errors import StateError
 from tmover.state.capture import Tracked
 from tmover.state.position import Position
 from tmover.state.records import Record
+from tmover.state.snapshot import Snapshot
 from unit.state.conftest import HandOver
 
 
@@ -114,6 +115,24 @@ def test_what_is_replicated_is_not_in_a_record_and_what_is_not_is(hand_over: Han
 
     assert target.seen.names == []
     assert [*Record.decode(source.record()).objects] == ["seen"]
+
+
+def test_what_was_received_is_what_an_attempt_goes_back_to(hand_over: HandOver) -> None:
+    source, joiner = Rank(), Rank()
+    source.live(2)
+    source.model.constant.add_(1)  # type: ignore[operator]
+    joiner.live(3)
+    Snapshot(joiner.tracked)
+
+    hand_over(source.tracked, joiner.tracked)
+    assert joiner.tracked.buffers.varying() == {}
+    Record.decode(source.record()).restore_private(joiner.tracked)
+
+    for _ in range(2):
+        snapshot = Snapshot(joiner.tracked)
+        joiner.live(1)
+        snapshot.restore(joiner.tracked)
+        assert joiner.tracked.digest() == source.tracked.digest()
 
 
 def test_restoring_draws_no_random_number() -> None:
