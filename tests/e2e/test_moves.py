@@ -55,6 +55,33 @@ def test_the_joiner_opens_one_link_to_each_stayer_and_stayers_none_to_each_other
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
 
 
+def test_a_move_asked_for_before_the_first_step_waits_until_buckets_are_laid_anew(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    training = Training(cluster, KIND, hold_at=0)
+
+    outcome = move_one(training)
+
+    assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
+    assert outcome.redone() == 0
+    assert min(line["step"] for line in outcome.events("passed")) >= 1
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_failure_before_the_world_has_settled_starts_all_afresh(
+    cluster: LocalCluster, undisturbed: Twin, step: int
+) -> None:
+    training = Training(cluster, KIND, hold_at=step)
+    training.until_movable()
+
+    cluster.fail_node(training.node_of(1))
+    training.open_gate()
+    outcome = training.finish()
+
+    assert outcome.status.code == 0
+    assert outcome.finals == undisturbed(KIND).finals
+
+
 @pytest.mark.parametrize(
     "point", ["in_prepare", "in_handoff", "before_barrier", "in_barrier", "after_barrier"]
 )

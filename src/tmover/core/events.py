@@ -18,6 +18,12 @@ import msgspec
 
 NO_STEP = -1
 """The step of a rank that has applied none."""
+SETTLED = 1
+"""The first step after which a world can change hands.
+
+DDP lays its buckets anew in its second forward, on the ranks of the job as on the standby that has
+rehearsed. Between that of the one and that of the others they would exchange different things.
+"""
 
 
 class Wait(str, enum.Enum):

@@ -248,7 +248,12 @@ def _advance(draft: Draft) -> None:
 
 
 def _advance_failure(draft: Draft) -> None:
-    match draft.job.phase:
+    job = draft.job
+    match job.phase:
+        case Accusing(loss=loss) | Reporting(loss=loss) if (
+            job.vacant() and job.in_force not in loss.epochs
+        ):
+            epochs.extend(draft, loss, (job.in_force,), "a member was lost")
         case Accusing(loss=loss):
             epochs.settle_blame(draft, loss)
         case Reporting(loss=loss):

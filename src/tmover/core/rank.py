@@ -16,7 +16,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tmover.core.events import NO_STEP
+from tmover.core.events import NO_STEP, SETTLED
 from tmover.errors import ProtocolError
 
 
@@ -100,7 +100,8 @@ def cast(rank: Rank, step: int, *, good: bool) -> tuple[Rank, Vote]:
     if rank.step is None or step != rank.step + 1:
         msg = f"cannot vote on step {step} after step {rank.step}"
         raise ProtocolError(msg)
-    vote = Vote(step=step, good=good and not rank.interrupted, armed=rank.armed)
+    armed = rank.armed if step >= SETTLED else 0
+    vote = Vote(step=step, good=good and not rank.interrupted, armed=armed)
     if rank.interrupted or not good:
         return rank, vote
     return dataclasses.replace(rank, doubt=step), vote

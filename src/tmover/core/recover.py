@@ -12,7 +12,7 @@ import dataclasses
 from tmover.core import blame, form, move, standby
 from tmover.core import epoch as epochs
 from tmover.core.draft import Draft
-from tmover.core.events import NO_STEP, Abort, Assign, Wait
+from tmover.core.events import NO_STEP, SETTLED, Abort, Assign, Wait
 from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting, Waiting
 from tmover.core.roster import Job, worker_of
 
@@ -39,11 +39,8 @@ def _settle(draft: Draft, loss: Loss, planned: Move) -> bool:
     if job.in_force in loss.epochs:
         _keep_joiners(draft, planned)
         return True
-    if job.vacant():
-        epochs.extend(draft, loss, (job.in_force,), "a member was lost")
-    else:
-        alive = all(map(job.is_alive, planned.joiners))
-        epochs.call_off(draft, planned, "no rank has passed into it", counts=alive)
+    alive = all(map(job.is_alive, planned.joiners))
+    epochs.call_off(draft, planned, "no rank has passed into it", counts=alive)
     return False
 
 
@@ -72,9 +69,9 @@ def go_on(draft: Draft, loss: Loss) -> None:
     step = decided_step(job, loss)
     if form.crashed(draft, vacant, NO_STEP if step is None else step):
         return
-    if step is None or step == NO_STEP:
+    if step is None or step < SETTLED:
         has_begun = step is None and job.schemas
-        why = "no rank is left that holds the state" if has_begun else "no vote had passed yet"
+        why = "no rank is left that holds the state" if has_begun else "it had hardly begun"
         form.restart(draft, why)
         return
     draft.set(floor=step)

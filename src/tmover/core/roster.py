@@ -81,7 +81,7 @@ class Agent:
     @property
     def is_ready(self) -> bool:
         """Whether all its workers loop, or are warm."""
-        return self.exit is None and 0 < len(self.endpoints) == len(self.schemas)
+        return 0 < len(self.endpoints) == len(self.schemas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

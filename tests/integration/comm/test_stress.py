@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import random
+import select
 import signal
+import socket
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -24,7 +28,7 @@ from integration.comm.harness import (
 from tmover.comm import intercept
 from tmover.comm.fabric import Fabric
 from tmover.comm.link import Link
-from tmover.errors import Interrupted
+from tmover.errors import Interrupted, LinkError
 
 SIZE = 3
 ROUNDS = 5
@@ -126,3 +130,75 @@ def test_survivors_go_on_over_their_links_with_a_joiner(seed: int) -> None:
     for name in alive:
         rounds = ROUNDS if name.startswith("n") else ROUNDS - int(name[1:]) - 1
         assert outcomes[name].value == 3 * (SIZE - 1 + rounds)  # one joiner a round, none else
+
+
+def test_what_was_sent_to_a_rank_that_never_took_part_is_padded_out_and_discarded() -> None:
+    """Rank 2 is stuck in a frame to rank 0, which does not read, when rank 1 dies."""
+    names, after = ["n0", "n1", "n2"], ["n0", "s0", "n2"]
+    count = 6 * COUNT
+
+    def member(board: Board, name: str) -> Any:
+        fabric = join(board, name, names)
+        dist.barrier()
+        fabric.attempt_open = True
+        if name == "n1":
+            board.get("stuck")
+            os.kill(os.getpid(), signal.SIGKILL)
+        mesh = fabric.present().meshes[_group()]
+        if name == "n2":
+            link = mesh.link(0)
+            link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            watcher = threading.Thread(target=report_stuck, args=(link, board))
+            watcher.start()
+            dist.all_reduce(torch.ones(count))  # sends to rank 0, waits for rank 1
+            watcher.join()
+            assert link._pad > 0
+        else:
+            mesh.link(2).sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            board.get("stuck")
+            with pytest.raises((Interrupted, LinkError)):
+                fabric.exchange(b"never heard of")
+        fabric.attempt_open = False
+        go_on(fabric, board)
+        return True
+
+    def joiner(board: Board) -> Any:
+        fabric = make_fabric(board, "s0")
+        fabric.rehearse(1, SIZE)
+        intercept.install(fabric)
+        dist.init_process_group()
+        go_on(fabric, board)
+        return True
+
+    programs: dict[str, Program] = {name: functools.partial(member, name=name) for name in names}
+    outcomes = run({**programs, "s0": joiner})
+
+    assert [outcomes[name].value for name in after] == [True] * 3
+
+
+def go_on(fabric: Fabric, board: Board) -> None:
+    fabric.prepare(make_plan(board, 2, ["n0", "s0", "n2"]), timeout_s=10)
+    fabric.barrier(2)
+    fabric.commit(2)
+    for _ in range(2):
+        reduce_exactly(0)
+    fabric.exchange(b"done")
+    leave(fabric)
+
+
+def report_stuck(link: Link, board: Board) -> None:
+    """Tell the board once the link has half a frame to send and the socket takes no more."""
+    deadline = time.monotonic() + 10
+    ready = select.poll()
+    ready.register(link.fd, select.POLLOUT)
+    while time.monotonic() < deadline:
+        if len(link._body_out) and not ready.poll(1):
+            board.put("stuck")
+            return
+        time.sleep(0.001)
+
+
+def _group() -> str:
+    group: Any = dist.group.WORLD
+    name: str = group.group_name
+    return name

@@ -161,32 +161,48 @@ def test_giving_up_a_prepared_world_leaves_the_old_one_as_it_was() -> None:
     run_members(member, s0=joiner)
 
 
-def test_a_barrier_that_some_have_entered_can_be_given_up() -> None:
-    """Ranks 0 and 2 stand in the barrier of epoch 2; their frames must mean nothing afterwards."""
+def test_a_barrier_that_one_rank_has_entered_can_be_given_up() -> None:
+    """What rank 0 said in the barrier lies unread before what it says next in epoch 1."""
 
     def member(fabric: Fabric, board: Board, name: str) -> None:
         fabric.prepare(make_plan(board, 2, NEW), timeout_s=10)
-        if name != "n1":
-            board.put(f"entering/{name}")
-            with pytest.raises((Interrupted, LinkError)):
+        if name == "n0":
+            fabric.on_halfway = lambda _kind: board.put("entering")
+            with pytest.raises(Interrupted):
                 fabric.barrier(2)
+            fabric.on_halfway = None
+            board.put("out")
         else:
-            board.get("entering/n0")
-            board.get("entering/n2")
-            board.put("give up")
+            board.get("out")
         fabric.rollback(2)
         total()
         assert fabric.exchange(b"v%d" % fabric.rank) == [b"v0", b"v1", b"v2"]
+        board.put(f"done/{name}")
 
     def joiner(board: Board) -> None:
         fabric = standby(board)
         fabric.prepare(make_plan(board, 2, NEW), timeout_s=10)
-        board.get("give up")
+        board.get("entering")
         fabric.revoke(2, "a test says so")
-        fabric.rollback(2)
+        for name in OLD:
+            board.get(f"done/{name}")
         leave(fabric)
 
     run_members(member, s0=joiner)
+
+
+def test_a_world_revoked_past_its_barrier_is_entered_revoked() -> None:
+    def member(fabric: Fabric, board: Board, name: str) -> None:
+        fabric.prepare(make_plan(board, 2, OLD), timeout_s=10)
+        fabric.barrier(2)
+        meet(board, "passed", name)
+        fabric.revoke(2, "late")
+        fabric.commit(2)
+        assert (fabric.epoch, fabric.mode) == (2, Mode.REVOKED)
+        with pytest.raises(Interrupted):
+            fabric.exchange(b"")
+
+    run_members(member)
 
 
 def test_a_joiner_that_dies_in_the_barrier_is_named_and_costs_nothing() -> None:
@@ -299,24 +315,23 @@ def test_preparing_ends_at_once_when_its_epoch_is_given_up(how: str) -> None:
     run_members(member)
 
 
-def test_links_between_survivors_can_be_opened_afresh() -> None:
-    """Somebody cuts the links of ranks 0 and 1; both live, and go on in epoch 2 over new ones."""
+@pytest.mark.parametrize("cut", [True, False])
+def test_links_between_survivors_can_be_opened_afresh(cut: bool) -> None:
+    """The links of ranks 0 and 1 are cut, or only said to be; both go on over new ones."""
 
     def member(fabric: Fabric, board: Board, name: str) -> Any:
         accused: list[Any] = []
         fabric.on_broken = lambda epoch, peers, _reason: accused.append((epoch, peers))
         opened = fabric.links_opened
-        board.put(f"ready/{name}")
-        for other in OLD:
-            board.get(f"ready/{other}")
-        if name == "n0":
+        meet(board, "ready", name)
+        if name == "n0" and cut:
             for link in fabric.present().peers[1].lanes.values():
                 link.sock.shutdown(socket.SHUT_RDWR)
+        if name == "n0" and not cut:
+            fabric.revoke(1, "a test says so")
         with pytest.raises((Interrupted, LinkError)):
             exchange_for_ever(fabric)
-        board.put(f"broken/{name}")
-        for other in OLD:
-            board.get(f"broken/{other}")
+        meet(board, "broken", name)
         pair = (uid_of("n0"), uid_of("n1"))
         fabric.prepare(make_plan(board, 2, OLD), timeout_s=5, relink=[pair])
         fabric.barrier(2)
@@ -332,8 +347,15 @@ def test_links_between_survivors_can_be_opened_afresh() -> None:
     accused = [found[name][1] for name in OLD]
     assert accused[0] in ([], [(1, (uid_of("n1"),))])
     assert accused[1] in ([], [(1, (uid_of("n0"),))])
-    assert accused[0] or accused[1]
+    assert bool(accused[0] or accused[1]) is cut
     assert accused[2] == []
+
+
+def meet(board: Board, what: str, name: str) -> None:
+    """Return once all members have come here."""
+    board.put(f"{what}/{name}")
+    for other in OLD:
+        board.get(f"{what}/{other}")
 
 
 def exchange_for_ever(fabric: Fabric) -> None:
@@ -484,8 +506,11 @@ def test_a_forked_child_holds_no_link_open() -> None:
                 os.read(until_the_end, 1)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
+        accused: list[str] = []
+        fabric.on_broken = lambda _epoch, _peers, reason: accused.append(reason)
         with pytest.raises((Interrupted, LinkError)):
             exchange_for_ever(fabric)
+        assert not any("nothing from" in reason for reason in accused)  # the deadline
 
     try:
         run_members(member)

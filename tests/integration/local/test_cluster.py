@@ -180,18 +180,23 @@ def test_a_controller_that_cannot_start_says_why(
         cluster.ensure_controller()
 
 
-def test_signals_in_the_meantime_do_not_lose_the_controller(cluster: LocalCluster) -> None:
-    got: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
-    try:
-        cluster.ensure_controller()
+def test_an_interrupt_while_the_controller_starts_does_not_lose_it(
+    fork_server: ForkServer, tmp_path: pathlib.Path
+) -> None:
+    def start(state: pathlib.Path, log: pathlib.Path) -> int:
+        pid = fork_server.start_controller(state, log)
         os.kill(os.getpid(), signal.SIGINT)
-        cluster.ensure_controller()
-    finally:
-        signal.signal(signal.SIGINT, before)
+        return pid
 
-    assert got == [signal.SIGINT]
-    assert cluster.controller() is not None
+    with LocalCluster(
+        tmp_path / "state", Config(), start=start, spawn=fork_server.spawn
+    ) as cluster:
+        with pytest.raises(KeyboardInterrupt):
+            cluster.ensure_controller()
+        started = cluster.controller()
+
+    assert started is not None  # it was waited for, so that it is on record and was ended
+    assert not is_alive(started)
 
 
 def test_a_person_s_controller_is_not_ended(

@@ -566,8 +566,7 @@ def test_only_a_standby_is_one_of_those_that_were_asked_for() -> None:
     story.tell(joined("a0"), joined("a1"), expired("a1"))
     assert story.job.ordered.nodes == 1
 
-    story.tell(joined("a2"))
-
+    assert story.tell(joined("a2")) == [welcome("a2", 2)]
     assert story.job.ordered.nodes == 1
 
 
@@ -1087,11 +1086,12 @@ def test_a_move_revoked_for_its_joiner_is_a_failure_if_a_member_is_lost_meanwhil
 def test_a_joiner_lost_with_a_member_is_told_nothing_more() -> None:
     story = Story(standbys=2).armed()
     story.tell(expired("s0"), exited("a2"))
-    story.tell(*[reported(f"{a}/0", 5, of=of, epoch=1) for a in ("a0", "a1") for of in (1, 2)])
+    said = [reported(f"{a}/0", 5, of=of, epoch=1) for a in ("a0", "a1") for of in (1, 2)]
 
-    assert isinstance(story.job.phase, Recovering)
+    actions = story.tell(*said)
+
     assert story.job.slots == ("a0", "a1", "s1")
-    assert "s0" in story.job.gone
+    assert [type(action) for action in actions] == [Assign] * 3 + [ArmDeadline, Welcome]
 
 
 def test_a_joiner_that_fails_with_its_leaver_lost_is_not_counted_as_the_slots_script() -> None:
@@ -1694,6 +1694,16 @@ def test_a_script_that_fails_on_all_nodes_fails_the_job() -> None:
     assert story.job.phase == Ended(code=1, reason="the script failed on all nodes: ValueError")
 
 
+def test_nobody_is_launched_again_once_the_job_has_ended() -> None:
+    story = Story().switching()
+    story.tell(exited("s0"), exited("a0", code=1), exited("a1", code=1))
+
+    actions = story.tell(exited("a2", code=1, reason="ValueError"))
+
+    why = "the script failed on all nodes: killed; ValueError"
+    assert actions[-4:] == stops(1, why, "a0", "a1", "a2", "s0")
+
+
 def test_workers_that_were_killed_on_all_nodes_start_afresh() -> None:
     story = Story().training()
 
@@ -1968,5 +1978,5 @@ def test_the_reason_of_a_start_afresh_is_said() -> None:
 
     why = "no rank is left that holds the state: all workers start afresh"
     assert why in begun.notes(expired("a0"))
-    why = "no vote had passed yet: all workers start afresh"
+    why = "it had hardly begun: all workers start afresh"
     assert why in forming.notes(reported("a2/0", -1))

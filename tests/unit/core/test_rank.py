@@ -273,3 +273,13 @@ def test_a_rank_that_was_brought_to_a_step_is_in_no_doubt() -> None:
 
 def test_a_rank_that_is_being_written_over_stands_nowhere() -> None:
     assert rules.emptied(in_doubt()) == Rank(epoch=1, step=None)
+
+
+def test_nobody_votes_to_switch_before_the_world_has_settled() -> None:
+    armed = rules.arm(rules.start(Rank(), 1), 2)
+
+    armed, first = rules.cast(armed, 0, good=True)
+    armed, _, switch = rules.tally(armed, [first, first])
+    _, second = rules.cast(armed, 1, good=True)
+
+    assert (first.armed, switch, second.armed) == (0, 0, 2)
