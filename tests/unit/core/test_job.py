@@ -380,6 +380,25 @@ def test_a_loss_before_the_first_step_starts_all_workers_afresh() -> None:
     assert story.job.phase == Forming(since=1)
 
 
+def test_a_loss_before_the_second_step_starts_all_workers_afresh() -> None:
+    story = Story().training()
+
+    story.tell(exited("a1"))
+    notes = story.notes(reported("a0/0", 0), reported("a2/0", -1, doubt=0))
+
+    assert "it had hardly begun: all workers start afresh" in notes
+    assert story.job.phase == Forming(since=1)
+
+
+def test_a_loss_after_the_second_step_does_not() -> None:
+    story = Story().training()
+
+    story.tell(exited("a1"))
+    notes = story.notes(reported("a0/0", 1), reported("a2/0", 0, doubt=1))
+
+    assert "epoch 2 begins after step 1" in notes
+
+
 def test_what_workers_of_an_earlier_launch_said_does_not_count_in_a_later_world() -> None:
     story = Story().starting()
     story.tell(exited("a1"), reported("a0/0", -1), reported("a2/0", -1))
