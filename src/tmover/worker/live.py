@@ -270,7 +270,7 @@ class LiveEngine:
     def _vote(self, attempt: Attempt) -> None:
         """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
         runtime, step = self._runtime, attempt.step.index
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has none here
             torch.cuda.synchronize()  # what is still computing is not voted on
         runtime.injector.at(Point.BEFORE_VOTE, step)
         position = self._batches.position() if self._batches is not None else None
