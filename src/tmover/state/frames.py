@@ -18,8 +18,8 @@ import xxhash
 
 from tmover.errors import LinkError, StateError
 
-CHUNK_BYTES = 1 << 20
-"""The largest payload. Small enough to be hashed and copied from the processor's cache."""
+CHUNK_BYTES = 4 << 20
+"""The largest payload: a receiver holds one in a buffer until it is verified."""
 
 _FIELDS = struct.Struct("<4sBxxxIQI")
 _MAGIC = b"tmS1"
