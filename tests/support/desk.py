@@ -59,6 +59,15 @@ class ScriptedController:
             assert left > 0, f"no {kind.__name__} {fields} came, but {self._heard}"
             self._listen(left)
 
+    def take(self, kind: type[M], *, wait_s: float) -> M | None:
+        """Return an event of a kind if one has come, or comes next within a moment."""
+        self._listen(wait_s)
+        for place, event in enumerate(self._heard):
+            if isinstance(event, kind):
+                del self._heard[place]
+                return event
+        return None
+
     def hears_nothing(self, kind: type[object], *, beats: int = 3) -> bool:
         """Return whether no event of a kind comes for some heartbeats."""
         until = len(self.beats) + beats

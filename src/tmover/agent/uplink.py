@@ -7,8 +7,9 @@ each worker, is kept, and said again to a controller that asks who this is, or t
 from __future__ import annotations
 
 import logging
+import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
@@ -25,6 +26,10 @@ _SILENT_BEATS = 6
 """After so many heartbeats without an answer the agent joins again."""
 
 
+Connect = Callable[[pathlib.Path, "zmq.Context[zmq.Socket[bytes]]"], Channel]
+"""Opens a channel to the controller of a state directory."""
+
+
 class Uplink:
     """Keeps the agent known to whatever controller runs on the state directory."""
 
@@ -34,8 +39,11 @@ class Uplink:
         joined: Joined,
         config: AgentConfig,
         context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        connect: Connect = Channel,
     ) -> None:
         self._place = place
+        self._open = connect
         self.joined = joined
         self._config = config
         self._context = context
@@ -44,6 +52,8 @@ class Uplink:
         self._boot = ""
         self._known = False
         """Whether the controller has answered on this connection."""
+        self._unsaid = True
+        """Whether something could not be sent, so that everything is said again."""
         self._heard_at = 0.0
         self._retry_s = _FIRST_RETRY_S
         self._due = 0.0
@@ -93,10 +103,10 @@ class Uplink:
         silent_s = _SILENT_BEATS * self._config.heartbeat_s
         if self._known and now - self._heard_at > silent_s:
             self._known = False
-        if not self._known:
+        if self._unsaid or not self._known:
             self._say_all()
         self._send(heartbeat)
-        if self._known:
+        if self._known and not self._unsaid:
             self._due = now + self._config.heartbeat_s
         else:
             self._back_off(now)
@@ -142,7 +152,7 @@ class Uplink:
     def _connect(self, now: float) -> Channel | None:
         if now >= self._due:
             try:
-                self._channel = Channel(self._place.state, self._context)
+                self._channel = self._open(self._place.state, self._context)
             except (ControllerUnavailable, ConfigError) as error:
                 if isinstance(error, ConfigError) and not self.ever_known:
                     raise
@@ -170,12 +180,13 @@ class Uplink:
             self._due = now
 
     def _say_all(self) -> None:
-        self._send(self.joined)
-        for event in list(self._kept.values()):
-            self._send(event)
+        self._unsaid = False
+        for event in (self.joined, *self._kept.values()):
+            if not self._send(event):
+                return
 
     def _send(self, message: wire.ToController) -> bool:
-        if self._channel is None or not self._channel.send(message):
-            self._known = False
-            return False
-        return True
+        if self._channel is not None and self._channel.send(message):
+            return True
+        self._known, self._unsaid = False, True
+        return False

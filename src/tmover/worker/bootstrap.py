@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import NoReturn
 
+import msgspec
+
 from tmover import config, wire
 from tmover.core.events import Stop, Welcome
 from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
@@ -141,6 +143,7 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
 def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironment) -> Runtime:
     from tmover.comm import intercept
     from tmover.comm.fabric import Fabric
+    from tmover.comm.timeouts import Timeouts
 
     greeting, welcome = door.wait()
     identity = Identity(
@@ -157,6 +160,7 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
         secret=greeting.secret,
         uid=identity.worker,
         address=environment.address,
+        timeouts=Timeouts(**msgspec.structs.asdict(config.load().links)),
     )
     made = Runtime(
         identity, control=control, fabric=fabric, launch=welcome.launch, environment=environment
