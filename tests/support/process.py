@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tmover.core.events import NO_STEP
 from tmover.core.rank import Rank
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class Stage(enum.Enum):
     REDUCING = "exchanging gradients"
     KEEPING = "waiting for the records it keeps"
     VOTING = "waiting for votes"
+    COUNTING = "has heard every vote, and not looked yet"
     LEFT = "has handed its state over"
     HELD = "waiting for a decision"
     RECEIVING = "waiting for state"
     CROSSING = "waiting for the records it keeps, before a barrier"
     BARRIER = "waiting for barrier messages"
+    PASSING = "has heard every barrier message, and not looked yet"
     FINISHED = "at the end of the script"
     STANDBY = "warm, or rehearsing"
     DEAD = "gone"
@@ -119,6 +122,8 @@ class Process:
         self.accused: set[int] = set()
         self.passed_on: set[int] = set()
         self.will_refuse = False
+        self.done = NO_STEP
+        """The last step this process applied, or received."""
 
     def __repr__(self) -> str:
         return f"{self.uid}#{self.launch} {self.stage.name} {self.rank}"

@@ -67,6 +67,7 @@ class Training:
         self.kind = kind
         self._trace = cluster.state / "trace"
         self._gate = cluster.state / "gate"
+        self._hold_at = hold_at
         hold = () if hold_at is None else ("--hold", str(hold_at), str(self._gate))
         argv = agent_argv(
             str(script),
@@ -98,7 +99,9 @@ class Training:
         return self.cluster.wait(self.job, due, timeout_s=PATIENCE_S)
 
     def until_movable(self) -> JobStatus:
-        """Wait until all train and a standby is warm."""
+        """Wait until all train, a standby is warm, and rank 0 holds the step it is to hold."""
+        if self._hold_at is not None:
+            eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
         return self.until(
             lambda status: (
                 status.phase == "training"
@@ -109,6 +112,9 @@ class Training:
     def open_gate(self) -> None:
         """Let rank 0 go on from where it holds."""
         self._gate.touch()
+
+    def _is_held(self, line: dict[str, Any]) -> bool:
+        return (line["event"], line["rank"]) == ("committed", 0) and line["step"] == self._hold_at
 
     def until_traced(self, event: str, count: int) -> None:
         """Wait until the traces hold so many lines of a kind; the controller is not asked."""

@@ -1,7 +1,8 @@
 """One simulated rank under the rules of `core.rank`.
 
 It is a little machine that is moved by what is delivered to it: frames of other ranks, orders of
-its agent, and its own turns, which are the parts of a script that take time.
+its agent, and its own turns, which are the parts of a script that take time. Orders are heard at
+any moment, as by a thread of their own: also between the last vote and the look at it.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class Worker(Process):
         epoch = order.plan.epoch
         if epoch <= self.rank.epoch or epoch in self.rank.revoked or self.order == order:
             return
+        if self.stage in (Stage.COUNTING, Stage.PASSING):
+            self.turn()
         assert self.stage not in (Stage.LAUNCHED, Stage.BUILDING), self
         assert order.plan.rank_of(self.uid) is not None, (self, order)
         if self.world is not None:
@@ -209,6 +212,10 @@ class Worker(Process):
                 )
             case Stage.IDLE:
                 self.compute()
+            case Stage.COUNTING:
+                self.count()
+            case Stage.PASSING:
+                self.leave()
         self.run()
 
     def compute(self) -> None:
@@ -229,13 +236,17 @@ class Worker(Process):
                 case Stage.KEEPING:
                     self.vote()
                 case Stage.VOTING:
-                    self.count()
+                    if self.have(Kind.VOTE, self.rank.epoch, self.others(self.here)):
+                        self.stage = Stage.COUNTING
+                        self.out.work(self)
                 case Stage.RECEIVING | Stage.STANDBY:
                     self.load()
                 case Stage.CROSSING:
                     self.enter()
                 case Stage.BARRIER:
-                    self.leave()
+                    if self.have(Kind.BARRIER, self.there.epoch, self.others(self.there)):
+                        self.stage = Stage.PASSING
+                        self.out.work(self)
 
     def reduce(self) -> None:
         epoch, others, attempt = self.rank.epoch, self.others(self.here), self.tried
@@ -277,12 +288,12 @@ class Worker(Process):
 
     def count(self) -> None:
         epoch, others = self.rank.epoch, self.others(self.here)
-        if not self.have(Kind.VOTE, epoch, others):
-            return
         bodies = [self.take(Kind.VOTE, epoch, peer).body for peer in others]
         votes = [self.cast, *(Vote(step, bool(good), armed) for step, good, armed in bodies)]
         self.rank, verdict, switch = rules.tally(self.rank, votes)
-        assert verdict is not Verdict.BROKEN, f"{self} counts in a revoked epoch"
+        if verdict is Verdict.BROKEN:
+            self.hold()
+            return
         if verdict is Verdict.REFUSED:
             self.resume()
             return
@@ -295,7 +306,9 @@ class Worker(Process):
     def apply(self) -> None:
         self.model = mixed(self.model, self.tried.gradient)
         self.record = self.tried.record
-        self.out.applied(self, self.tried.step)
+        assert self.tried.step == self.done + 1, f"{self} applies {self.tried.step} again"
+        self.done = self.tried.step
+        self.out.applied(self, self.done)
 
     def resume(self) -> None:
         """Go on training, or rest at the end."""
@@ -353,7 +366,9 @@ class Worker(Process):
         self.model, self.record = frame.body
         self.target, self.attempt, self.kept = plan, None, {}
         self.rank = rules.applied(self.rank, frame.step)
-        self.out.applied(self, frame.step)
+        assert frame.step >= self.done, f"{self} goes back to {frame.step}"
+        self.done = frame.step
+        self.out.applied(self, self.done)
         self.out.tell(self, Verified(job="j", worker=self.uid, epoch=plan.epoch, step=frame.step))
         if self.look(plan):
             self.cross(plan)
@@ -373,10 +388,10 @@ class Worker(Process):
 
     def leave(self) -> None:
         plan = self.there
-        if not self.have(Kind.BARRIER, plan.epoch, self.others(plan)):
-            return
         self.rank, verdict = rules.leave(self.rank, plan.epoch)
-        assert verdict is Verdict.PASSED, self
+        if verdict is Verdict.BROKEN:
+            self.hold()
+            return
         self.world, self.target, self.attempt = plan, None, None
         self.mail = {key: box for key, box in self.mail.items() if key[1] >= plan.epoch}
         self.out.tell(self, Passed(job="j", worker=self.uid, epoch=plan.epoch, step=self.step))

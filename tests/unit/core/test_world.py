@@ -110,15 +110,30 @@ def test_a_controller_may_die_at_any_point(kind: str) -> None:
         assert ended(world).reason == "done", chaos
 
 
-def test_an_order_to_vote_for_an_epoch_that_has_begun_changes_nothing() -> None:
-    """A controller that is started again repeats `Arm` to ranks inside the barrier or beyond it."""
-    for tick in range(70, 130):
-        chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind="restart")]
-        world = World(standbys=1, chaos=chaos)
+@pytest.mark.parametrize("who", [0, 1, 2, 3], ids=["rank 0", "leaver", "stayer", "joiner"])
+def test_a_controller_may_die_at_any_point_of_a_move_that_fails(who: int) -> None:
+    for tick in range(60, 140, 2):
+        chaos = [
+            Chaos(tick=48, kind="request", who=1),
+            Chaos(tick=82, kind="workers", who=who),
+            Chaos(tick=tick, kind="restart"),
+        ]
+        world = World(standbys=2, total=6, chaos=chaos)
 
         world.run().check()
 
-        assert world.job.epoch == 2, chaos
+        assert ended(world).reason == "done", chaos
+
+
+def test_a_keeper_that_joined_just_now_may_be_missed_at_any_point() -> None:
+    """Slot 0's records are kept on slot 1: they are lost if both go before the joiner has them."""
+    for tick in range(62, 120):
+        chaos = [Chaos(tick=60, kind="node", who=1), Chaos(tick=tick, kind="node", who=0)]
+        world = World(standbys=2, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
 
 
 @pytest.mark.full

@@ -427,6 +427,25 @@ def test_passes_are_announced_to_samplers() -> None:
     assert sampler.passes == [0, 1, 2]
 
 
+class Announced:
+    """A plain iterable whose content depends on the pass, as shuffled streams do."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [(self.epoch, number) for number in range(2)]
+
+
+def test_passes_are_announced_to_streams() -> None:
+    with batches(Announced()) as source:
+        assert [source.next() for _ in range(3)] == [(0, 0), (0, 1), (1, 0)]
+        source.seek(Position(5, 1, 0))
+        assert source.next() == (5, 1)
+
+
 def test_drop_last_and_the_last_short_batch_are_as_in_torch() -> None:
     for name, sizes in (("shuffled", [4, 4, 4, 4, 4, 3]), ("drop last", [4, 4, 4, 4, 4])):
         loader = make(name, 0)
