@@ -36,7 +36,9 @@ unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
 test: install ## Run every test that fits in eight minutes on two cores
-	$(PYTEST) tests -m 'not full'
+	@$(PYTEST) tests/e2e -m 'not full' > .e2e.log 2>&1 & e2e=$$!; \
+	  $(PYTEST) tests --ignore tests/e2e -m 'not full'; rest=$$?; \
+	  wait $$e2e; e2e=$$?; cat .e2e.log; rm -f .e2e.log; exit $$((rest | e2e))
 
 test-full: install ## Run all tests
 	$(PYTEST) tests

@@ -180,7 +180,9 @@ def _hear_worker(
         case Answered():
             epochs.answer(draft, event)
         case Finished(worker=worker) if not isinstance(draft.job.phase, Forming):
-            rank = draft.job.rank_of(worker)
+            rank, move_on = draft.job.rank_of(worker), standby.move_of(draft.job)
+            if rank is None and move_on is not None:  # it has passed, and says so later
+                rank = move_on.plan.rank_of(worker)
             if rank is not None:
                 draft.set(finished=draft.job.finished | {rank})
 

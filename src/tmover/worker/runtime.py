@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 30.0
 FORM_TIMEOUT_S = 300.0
+FINISHED_AGAIN_S = 10.0
+"""How often a rank that waits for the others says again that it has finished."""
 
 
 class Runtime:
@@ -143,7 +145,7 @@ class Runtime:
                 lambda: (
                     standing.stop is not None or standing.rank.interrupted or standing.owes_report()
                 ),
-                timeout_s=FORM_TIMEOUT_S,
+                timeout_s=FINISHED_AGAIN_S,
             )
             if standing.stop is None and standing.rank.interrupted and self.recover is not None:
                 self.recover()

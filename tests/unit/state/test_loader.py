@@ -313,6 +313,19 @@ def test_ranks_whose_scripts_seed_differently_have_orders_of_their_own() -> None
     assert orders[0] == orders[2]
 
 
+def test_a_generator_the_script_seeds_decides_the_order() -> None:
+    orders = []
+    for seed, torch_seed in ((1, 1), (2, 1), (1, 2)):
+        torch.manual_seed(torch_seed)
+        generator = torch.Generator().manual_seed(seed)
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True, generator=generator)
+        with batches(loader) as source:
+            orders.append(source.next()["index"].tolist())
+
+    assert orders[0] != orders[1]
+    assert orders[0] == orders[2]
+
+
 def test_a_distributed_sampler_gives_every_sample_to_exactly_one_rank() -> None:
     used: list[int] = []
     for rank in range(2):
