@@ -161,8 +161,6 @@ def abort(rank: Rank, epoch: int) -> Rank:
 
 def resolve(rank: Rank, step: int) -> Resolution:
     """Return what this rank does to stand at `step`, as the controller decided."""
-    if rank.step is None:
-        return Resolution.RECEIVE
     if step == rank.step:
         return Resolution.REDO
     if rank.doubt == step:

@@ -109,7 +109,7 @@ def _move(job: Job) -> MoveView | None:
         return _shown(phase, leavers, joiners, move.epoch)
     if isinstance(job.phase, Recovering):
         names = dict.fromkeys(worker.rpartition("/")[0] for worker in job.phase.sources)
-        nodes = [job.agents[name].node for name in names if name in job.agents]
+        nodes = [job.agents[name].node for name in names]
         return _shown(phase, [], nodes, job.in_force)
     wanted = [node for node in job.requests if not isinstance(job.phase, Ended)]
     return _shown("requested", wanted, [], 0) if wanted else None

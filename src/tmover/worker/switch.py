@@ -69,7 +69,7 @@ class Switch:
         order = runtime.prepare
         step = self._standing.rank.step
         if order is None or order.plan.epoch != epoch or step is None:
-            return self.recover()  # aborted since the vote: the controller says what holds
+            return None  # aborted since the vote: the world before still stands
         runtime.send(
             Entered(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step)
         )

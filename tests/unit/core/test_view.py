@@ -1,6 +1,8 @@
 """What is shown of a job."""
 
-from support.jobs import Story, exited, expired, joined, reported, requested
+import dataclasses
+
+from support.jobs import Story, exited, expired, joined, reported, requested, verified
 from tmover.core.events import CancelRequested
 from tmover.core.view import MoveView, SlotView, StandbyView, view
 
@@ -39,6 +41,21 @@ def test_a_planned_move() -> None:
     assert shown.move == MoveView(phase="preparing", leaver="n1", joiner="m0", epoch=2)
     assert shown.slots[1].state == "leaving"
     assert shown.standbys == (StandbyView(node="m0", agent="s0", state="joining"),)
+
+
+def test_a_planned_move_whose_agents_are_lost() -> None:
+    leaver, joiner = Story().switching(), Story().switching()
+    leaver.tell(verified("s0/0", 2, 5), expired("a1"))
+    joiner.tell(expired("s0"))
+
+    assert view(leaver.job).move == MoveView(phase="switching", leaver="", joiner="m0", epoch=2)
+    assert view(joiner.job).move == MoveView(phase="revoked", leaver="n1", joiner="", epoch=2)
+
+
+def test_a_leaver_that_is_not_released_yet_is_no_standby() -> None:
+    job = Story().training().job
+
+    assert view(dataclasses.replace(job, unreleased={1: "s0"})).standbys == ()
 
 
 def test_a_move_that_waits_for_a_standby() -> None:

@@ -313,6 +313,19 @@ def test_ranks_whose_scripts_seed_differently_have_orders_of_their_own() -> None
     assert orders[0] == orders[2]
 
 
+@pytest.mark.parametrize("name", ["shuffled", "object"])
+def test_another_job_seed_is_another_sequence(name: str) -> None:
+    marks = []
+    for seed in (1, 2, 1):
+        source = Batches(make(name, 0), seed=seed, rank=0)
+        batch = source.next()
+        marks.append((source.samples(), mark(batch)))
+
+    assert marks[0] != marks[1]
+    assert marks[0] == marks[2]
+    assert name == "object" or marks[0][0] != marks[1][0]
+
+
 def test_a_generator_the_script_seeds_decides_the_order() -> None:
     orders = []
     for seed, torch_seed in ((1, 1), (2, 1), (1, 2)):
