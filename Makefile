@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+JOBS := tests/e2e tests/integration/local tests/integration/demo
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +37,9 @@ unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
 test: install ## Run every test that fits in eight minutes on two cores
-	@$(PYTEST) tests/e2e -m 'not full' > .e2e.log 2>&1 & e2e=$$!; \
-	  $(PYTEST) tests --ignore tests/e2e -m 'not full'; rest=$$?; \
-	  wait $$e2e; e2e=$$?; cat .e2e.log; rm -f .e2e.log; exit $$((rest | e2e))
+	@$(PYTEST) $(JOBS) -m 'not full' > .jobs.log 2>&1 & jobs=$$!; \
+	  $(PYTEST) tests $(JOBS:%=--ignore %) -m 'not full'; rest=$$?; \
+	  wait $$jobs; jobs=$$?; cat .jobs.log; rm -f .jobs.log; exit $$((rest | jobs))
 
 test-full: install ## Run all tests
 	$(PYTEST) tests

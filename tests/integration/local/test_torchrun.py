@@ -83,6 +83,7 @@ def test_ctrl_c_cancels_the_job_and_cleans_up(state: pathlib.Path, train: pathli
     assert {n.state for n in LocalScheduler(state / "cluster").nodes()} == {NodeState.IDLE}
 
 
+@pytest.mark.full
 def test_ctrl_c_during_the_start_cleans_up_too(state: pathlib.Path, train: pathlib.Path) -> None:
     with submit(state, "--", str(train), FOREVER) as command:
         read_until(command, "job 1 starts")
@@ -93,6 +94,7 @@ def test_ctrl_c_during_the_start_cleans_up_too(state: pathlib.Path, train: pathl
     assert not (state / "controller.json").exists()
 
 
+@pytest.mark.full
 def test_a_detached_job_goes_on_and_cleans_up_when_it_has_ended(
     state: pathlib.Path, train: pathlib.Path
 ) -> None:
