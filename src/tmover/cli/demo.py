@@ -22,18 +22,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 @click.option(
     "--steps",
-    type=click.IntRange(100),
-    default=300,
+    type=click.IntRange(300),
+    default=360,
     show_default=True,
     help="Steps of the job, the same in both runs.",
 )
 def command(*, json_file: pathlib.Path | None, steps: int) -> None:
-    """Train a small GPT on 4 nodes of this machine, with 2 standbys, through two interruptions.
+    """Train a small GPT on 4 nodes of this machine, with a standby, through two interruptions.
 
-    One node is left as planned, then the node with rank 0 is killed. The same job undisturbed
-    shows that the bits are the same; plain DDP under torchrun, killed the same way and started
-    again from its checkpoint, shows what the interruption costs today. Takes under four minutes
-    on two cores; Ctrl-C leaves nothing behind.
+    One node is left as planned; once another standby is warm, the node with rank 0 is killed. The
+    same job undisturbed shows that the bits are the same; plain DDP under torchrun, killed the same
+    way and started again from its checkpoint, shows what the interruption costs today. Takes under
+    four minutes on two cores; Ctrl-C leaves nothing behind.
     """
     from rich.console import Console
 

@@ -17,8 +17,6 @@ from tmover.demo.trace import Line, read
 from tmover.errors import SchedulerError
 
 NODES = 4
-STANDBYS = 2
-"""One for each interruption."""
 SLOT_TO_MOVE = 2
 SETTLE = 20
 """Steps the job trains before something is done to it."""
@@ -106,11 +104,18 @@ class DemoJob:
         )
         return Interruption("planned", slot, at)
 
-    def warm_standbys(self, count: int) -> None:
-        """Wait until `count` standbys are warm."""
-        self.wait(
-            "warm its standbys", lambda s: [one.state for one in s.standbys].count("warm") == count
+    def warm_standby(self) -> str:
+        """Wait until the standby is warm; return its node."""
+        status = self.wait(
+            "warm its standby", lambda status: "warm" in [one.state for one in status.standbys]
         )
+        return next(one.node for one in status.standbys if one.state == "warm")
+
+    def order_standby(self, *, exclude: str) -> None:
+        """Have the scheduler start another standby, on any node but `exclude`."""
+        if self._cluster.scheduler.order(self._id, (exclude,)) is None:
+            msg = "no node is free for another standby; raise nodes in the table [local]"
+            raise SchedulerError(msg)
 
     def kill(self, slot: int) -> Interruption:
         """Cut the power of a slot's node, and wait until another node has its ranks."""
@@ -151,15 +156,19 @@ class DemoJob:
 
 def moved(cluster: LocalCluster, screen: Screen, script: pathlib.Path, steps: int) -> Run:
     """Train through a planned move and through the loss of the node with rank 0."""
-    screen.say(f"{NODES} nodes and {STANDBYS} standbys start: agents, torchrun, workers")
-    job = DemoJob(cluster, screen, name="moved run", script=script, steps=steps, standby=STANDBYS)
-    job.warm_standbys(STANDBYS)
+    screen.say(f"{NODES} nodes and a standby start: agents, torchrun, workers")
+    job = DemoJob(cluster, screen, name="moved run", script=script, steps=steps, standby=1)
+    standby = job.warm_standby()
     job.train_until(SETTLE)
-    screen.say(f"training, the standbys are warm: {job.node_of(SLOT_TO_MOVE)} is to be left")
+    leaver = job.node_of(SLOT_TO_MOVE)
+    screen.say(f"training, the standby {standby} is warm: {leaver} is to be left")
     planned = job.move(SLOT_TO_MOVE)
     screen.say(f"rank {SLOT_TO_MOVE} trains on {job.node_of(SLOT_TO_MOVE)}")
     job.train_for(SETTLE)
-    screen.say(f"{job.node_of(0)}, which has rank 0, is killed")
+    screen.say(f"a new standby starts, on another node than {leaver}")
+    job.order_standby(exclude=leaver)
+    standby = job.warm_standby()
+    screen.say(f"the standby {standby} is warm: {job.node_of(0)}, which has rank 0, is killed")
     failure = job.kill(0)
     screen.say(f"rank 0 trains on {job.node_of(0)}")
     return Run(job.finish(), [planned, failure])
