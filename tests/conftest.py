@@ -20,7 +20,7 @@ from tmover.cluster import LocalCluster
 from tmover.config import Config, load
 from tmover.process import ProcessId, adopt_orphans, descendants, identify
 
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 _TORCH_S_OWN = "torchinductor_"
 """A cache that torch makes, and keeps, when a model is first wrapped."""
 
@@ -80,7 +80,7 @@ def no_leaks(
     yield
     left = _processes_left(processes)
     assert not left, f"processes are left: {left}"
-    alive = [t for t in threading.enumerate() if t not in threads and t.is_alive()]
+    alive = _threads_left(threads)
     assert not alive, f"threads are left: {alive}"
     opened = {fd: name for fd, name in _open_files().items() if files.get(fd) != name}
     assert not opened, f"descriptors are left: {opened}"
@@ -101,6 +101,18 @@ def _processes_left(before: set[ProcessId]) -> list[str]:
         if not found or time.monotonic() > deadline:
             return [_words(process.pid) for process in sorted(found)]
         time.sleep(0.02)
+
+
+def _threads_left(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads that were not there before and do not end within a moment.
+
+    A queue of multiprocessing that is closed has told its thread to end, and does not wait.
+    """
+    deadline = time.monotonic() + _GRACE_S
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in started:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread for thread in started if thread.is_alive()]
 
 
 def _words(pid: int) -> str:
