@@ -42,3 +42,13 @@ def test_a_script_that_fails_by_itself_ends_the_job_with_its_error(cluster: Loca
     assert outcome.status.code == 1
     assert "the script's own error" in outcome.status.outcome
     assert "ValueError: the script's own error" in training.log()
+
+
+def test_a_step_that_kills_every_rank_that_does_it_ends_the_job(cluster: LocalCluster) -> None:
+    fault = "rank=1,step=7,point=in_backward"
+    training = Training(cluster, KIND, standby=3, inject=f"kill:{fault};kill:sandbox=1,{fault}")
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 1
+    assert "slot 1 was lost 3 times after step 6" in outcome.status.outcome

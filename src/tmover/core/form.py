@@ -13,10 +13,14 @@ from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import NO_STEP, Joined, Start, Submitted, Wait
 from tmover.core.phase import Forming, New, Starting, Training
-from tmover.core.roster import Agent, Farewell, Job
+from tmover.core.roster import Agent, Crashes, Farewell, Job
 
 STUMBLES = 3
 """Attempts in a row at a world that fail although nobody was lost: then the job fails."""
+ERRORS = 2
+"""Errors of the script itself on one slot at one step: then the job fails."""
+LOSSES = 3
+"""Losses of one slot at one step, for any reason: then it is the step, not the nodes."""
 
 
 def submit(draft: Draft, event: Submitted) -> None:
@@ -84,7 +88,7 @@ def finish(draft: Draft) -> None:
         for slot, name in enumerate(job.slots)
         for rank, worker in enumerate(job.workers([name]), start=slot * job.nproc)
     }
-    draft.set(phase=Training(), schemas=schemas, stumbles=0)
+    draft.set(phase=Training(), schemas=schemas, stumbles=0, held=job.in_force)
     draft.note(f"all {len(schemas)} ranks train in epoch {job.in_force}")
 
 
@@ -103,6 +107,7 @@ def restart(draft: Draft, why: str) -> None:
         finished=frozenset(),
         verified=frozenset(),
         floor=None,
+        held=0,
     )
     for slot, name in enumerate(job.slots):
         if name in draft.job.agents:
@@ -133,18 +138,24 @@ def overdue(draft: Draft) -> None:
 
 
 def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
-    """Note that the scripts of these slots gave up, if they did; end the job if one did twice."""
+    """Count the losses of these slots after `step`; end the job if it would go on like that."""
     for slot in slots:
         job = draft.job
         agent = job.agents.get(job.slots[slot])
-        end = None if agent is None else agent.exit
-        if end is None or not end.is_error:
+        is_error = agent is not None and agent.exit is not None and agent.exit.is_error
+        is_loss = bool(job.slots[slot]) and 0 < job.in_force == job.held
+        if not is_error and not is_loss:
             continue
-        if job.crashes.get(slot) == step:
-            after = "before its first step" if step == NO_STEP else f"after step {step}"
-            draft.end(1, f"the script on slot {slot} failed twice {after}: {end.reason}")
+        had = job.crashes.get(slot)
+        _, errors, losses = had if had is not None and had.step == step else Crashes(step)
+        now = Crashes(step, errors + is_error, losses + is_loss)
+        draft.set(crashes={**job.crashes, slot: now})
+        if now.errors == ERRORS or now.losses == LOSSES:
+            script = f"the script on slot {slot} failed twice"
+            what = script if now.errors == ERRORS else f"slot {slot} was lost {LOSSES} times"
+            when = "before its first step" if step == NO_STEP else f"after step {step}"
+            draft.end(1, f"{what} {when}: {_last_words(job, slot)}")
             return True
-        draft.set(crashes={**job.crashes, slot: step})
     return False
 
 
@@ -155,6 +166,14 @@ def stumbled(draft: Draft) -> bool:
     if tried >= STUMBLES:
         draft.end(1, f"{tried} attempts in a row to form a world failed, though nobody was lost")
     return tried >= STUMBLES
+
+
+def _last_words(job: Job, slot: int) -> str:
+    """Return why the slot's holder was lost."""
+    name = job.slots[slot]
+    agent = job.agents.get(name)
+    end = job.gone.get(name) if agent is None else agent.exit
+    return "its agent is gone" if end is None else end.reason
 
 
 def _free_slot(job: Job, event: Joined) -> int | None:

@@ -178,7 +178,7 @@ def complete(draft: Draft) -> None:
     for name in (*job.slots, *leavers):
         draft.do(Done(job=job.name, agent=name, epoch=epoch))
     draft.set(phase=Training(), unreleased={}, reports={}, floor=None, stumbles=0)
-    draft.set(verified=frozenset())
+    draft.set(verified=frozenset(), held=epoch)
     draft.note(f"all ranks have passed into epoch {epoch}")
     for name in leavers:
         draft.dismiss(name, RELEASED)

@@ -25,6 +25,16 @@ class Exit(NamedTuple):
     """Whether the script itself gave up, rather than was killed or carried along by others."""
 
 
+class Crashes(NamedTuple):
+    """How often a slot was lost at one step, with no step applied in between."""
+
+    step: int
+    errors: int = 0
+    """By its script's own error."""
+    losses: int = 0
+    """For any reason, while it trained in a whole world."""
+
+
 class Farewell(NamedTuple):
     """What an agent that is no longer of the job is told, whenever it asks."""
 
@@ -118,8 +128,10 @@ class Job:
     """Ranks whose script has ended well."""
     floor: int | None = None
     """The step that was decided and that not every rank has reported reached."""
-    crashes: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """The step at which a slot's script last gave up, by slot."""
+    crashes: Mapping[int, Crashes] = dataclasses.field(default_factory=dict)
+    """By slot: a step that no holder of it survives must not use up all nodes there are."""
+    held: int = 0
+    """The last epoch whose world every rank has passed into, 0 if none since the last start."""
     relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     """When a pair of agents last had a link opened afresh."""
     stumbles: int = 0

@@ -63,6 +63,7 @@ from tmover.core.phase import (
     Training,
     Waiting,
 )
+from tmover.core.roster import Crashes
 
 PORTS = {"a0": "a0:10", "a1": "a1:10", "a2": "a2:10", "s0": "s0:10", "s1": "s1:10"}
 NODES = {"a0": "n0", "a1": "n1", "a2": "n2", "s0": "m0", "s1": "m1"}
@@ -1119,7 +1120,7 @@ def test_a_joiner_that_fails_with_its_leaver_lost_is_not_counted_as_the_slots_sc
     story.tell(*[reported(f"{a}/0", 5, of=of, epoch=1) for a in ("a0", "a2") for of in (1, 2)])
 
     assert isinstance(story.job.phase, Waiting)
-    assert story.job.crashes == {}
+    assert story.job.crashes == {1: Crashes(step=5, errors=0, losses=1)}
 
 
 def test_a_switch_that_takes_too_long_is_revoked_and_its_move_tried_again() -> None:
@@ -1766,6 +1767,52 @@ def test_a_script_that_fails_elsewhere_or_is_killed_does_not_fail_the_job(
     story.tell(reported("a2/0", step, of=2))
 
     assert not isinstance(story.job.phase, Ended)
+
+
+def lose_a_member(story: Story, holder: str, epoch: int, *, step: int) -> None:
+    """Let slot 1's holder die in a whole world of `epoch`, and the others report `step`."""
+    story.tell(exited(holder, code=-11, reason="SIGSEGV"))
+    story.tell(*[reported(worker, step, of=epoch) for worker in ("a0/0", "a2/0")])
+
+
+def resume_with(story: Story, holder: str, epoch: int, *, step: int) -> None:
+    """Let all pass into `epoch`, with `holder` on slot 1."""
+    story.tell(*[passed(worker, epoch, step) for worker in ("a0/0", f"{holder}/0", "a2/0")])
+
+
+def test_a_step_that_kills_whoever_does_it_ends_the_job_with_standbys_left() -> None:
+    story = Story(standbys=3).training()
+    lose_a_member(story, "a1", 1, step=5)
+    resume_with(story, "s0", 2, step=5)
+    lose_a_member(story, "s0", 2, step=5)
+    resume_with(story, "s1", 3, step=5)
+
+    lose_a_member(story, "s1", 3, step=5)
+
+    why = "slot 1 was lost 3 times after step 5: SIGSEGV"
+    assert story.job.phase == Ended(code=1, reason=why)
+
+
+def test_losses_of_one_slot_with_a_step_between_do_not_add_up() -> None:
+    story = Story(standbys=3).training()
+    lose_a_member(story, "a1", 1, step=5)
+    resume_with(story, "s0", 2, step=5)
+    lose_a_member(story, "s0", 2, step=5)
+    resume_with(story, "s1", 3, step=5)
+
+    lose_a_member(story, "s1", 3, step=6)
+
+    assert isinstance(story.job.phase, Recovering)
+
+
+def test_losses_before_the_world_is_whole_do_not_count_against_the_step() -> None:
+    story = Story(standbys=3).training()
+    lose_a_member(story, "a1", 1, step=5)
+    lose_a_member(story, "s0", 2, step=5)
+    lose_a_member(story, "s1", 3, step=5)
+
+    assert isinstance(story.job.phase, Recovering)
+    assert story.job.slots[1] == "s2"
 
 
 def test_a_script_carried_along_while_the_world_is_built_has_not_failed_by_itself() -> None:
