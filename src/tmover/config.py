@@ -45,8 +45,8 @@ class DeadlineConfig(_Table, frozen=True):
     """From the job's start until all ranks have entered the training loop."""
     accuse_s: float = 0.2
     """From the first sign of a failure until the lost are named."""
-    report_s: float = 10.0
-    """From a revocation until all survivors have reported."""
+    report_s: float = 300.0
+    """From a revocation until all survivors have reported; longer than any step takes."""
     prepare_s: float = 60.0
     """For phase 1 of a move, training going on."""
     switch_s: float = 60.0

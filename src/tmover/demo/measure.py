@@ -75,7 +75,7 @@ def move(
         slot=slot,
         leaver=leaver.node,
         joiner=joiner.node,
-        phases_s=_phases(lines, kind, epoch, at=at, until=until),
+        phases_s=_phases(lines, kind, epoch, slot, at=at, until=until),
         pause_s=pause(lines, since=at, until=until),
         steps_redone=len(redone),
     )
@@ -107,7 +107,20 @@ def _first_step_ended(lines: Sequence[Line], passed: Line) -> float:
     raise StateError(msg)
 
 
-def _phases(lines: Sequence[Line], kind: str, epoch: int, *, at: float, until: float) -> Phases:
+def _first_step(lines: Sequence[Line], passed: Line) -> float:
+    """Return how long a worker's first step took after it passed, from beginning to end."""
+    ended = _first_step_ended(lines, passed)
+    begun = [
+        line.t
+        for line in lines
+        if line.event == "attempt" and line.worker == passed.worker and passed.t <= line.t <= ended
+    ]
+    return ended - max(begun, default=passed.t)
+
+
+def _phases(
+    lines: Sequence[Line], kind: str, epoch: int, slot: int, *, at: float, until: float
+) -> Phases:
     """Return the phases, each from where the one before it ended or its own lines begin."""
     begun, ended = ("prepare_begin", "prepared") if kind == "planned" else ("assigned", "connected")
     orders = [line.t for line in _of(lines, begun, epoch)]
@@ -115,15 +128,16 @@ def _phases(lines: Sequence[Line], kind: str, epoch: int, *, at: float, until: f
     revoked = [line.t for line in lines if line.event == "revoked" and at <= line.t <= until]
     sent = [line.t for line in _of(lines, "handoff_begin", epoch)]
     held = [line.t for line in _of(lines, "handoff_end", epoch)]
-    passed = [line.t for line in _of(lines, "passed", epoch)]
-    known = at if kind == "planned" else max((t for t in revoked if t <= max(passed)), default=at)
+    passed = _of(lines, "passed", epoch)
+    barrier = max(line.t for line in passed)
+    known = at if kind == "planned" else max((t for t in revoked if t <= barrier), default=at)
     ordered = max(orders, default=known)
     return Phases(
         detect=known - at,
         decide=max(0.0, ordered - known),
         connect=max(0.0, max(links, default=ordered) - ordered),
         handoff=max(0.0, max(held, default=0.0) - min(sent, default=0.0)),
-        first_step=until - max(passed),
+        first_step=max(_first_step(lines, line) for line in passed if line.slot == slot),
     )
 
 

@@ -19,7 +19,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     handoff: float
     """The state's way to the joiner, checked."""
     first_step: float
-    """From the commit barrier to the end of the first step in the new world."""
+    """The joiner's first step in the new world, from its beginning to its end."""
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):

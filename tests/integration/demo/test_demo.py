@@ -63,3 +63,5 @@ def test_the_whole_demo_meets_its_bars(tmp_path: pathlib.Path) -> None:
     assert failure["steps_redone"] <= 1
     assert report["restart"]["pause_s"] >= 50 * planned["pause_s"]
     assert report["restart"]["pause_s"] >= 25 * failure["pause_s"]
+    for move in report["moves"]:
+        assert move["phases_s"]["first_step"] <= 1.5 * report["step_s"]

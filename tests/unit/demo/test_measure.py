@@ -59,6 +59,7 @@ def planned() -> list[Line]:
     story.say(1.31, "handoff_begin", LEAVER, epoch=2)
     story.say(1.33, "handoff_end", JOINER, epoch=2)
     story.say(1.35, "passed", STAYER, JOINER, epoch=2)
+    story.say(1.37, "attempt", JOINER, STAYER, step=14)
     for step in range(14, 20):
         story.train(step, 0.07 + step / 10, JOINER, STAYER)
     story.say(2.1, "finished", JOINER, STAYER, digest="d")
@@ -78,6 +79,7 @@ def failure() -> list[Line]:
     story.say(1.63, "handoff_end", JOINER, epoch=2)
     story.say(1.65, "passed", JOINER, STAYER, epoch=2)
     story.say(1.66, "redo", STAYER, step=14)
+    story.say(1.67, "attempt", JOINER, step=14)
     for step in range(14, 20):
         story.train(step, 0.37 + step / 10, JOINER, STAYER)
     return story.lines
@@ -89,7 +91,7 @@ def test_a_planned_move_is_measured_from_the_request_to_the_first_step_of_all() 
     assert (move.leaver, move.joiner, move.steps_redone) == ("node1", "node3", 0)
     assert move.pause_s == pytest.approx(0.07)
     assert msgspec.to_builtins(move.phases_s) == pytest.approx(
-        {"detect": 0.0, "decide": 0.05, "connect": 0.15, "handoff": 0.02, "first_step": 0.12}
+        {"detect": 0.0, "decide": 0.05, "connect": 0.15, "handoff": 0.02, "first_step": 0.1}
     )
 
 
@@ -99,7 +101,7 @@ def test_a_failure_is_measured_from_the_kill() -> None:
     assert (move.leaver, move.joiner, move.steps_redone) == ("node1", "node3", 1)
     assert move.pause_s == pytest.approx(0.37)
     assert msgspec.to_builtins(move.phases_s) == pytest.approx(
-        {"detect": 0.01, "decide": 0.22, "connect": 0.02, "handoff": 0.03, "first_step": 0.12}
+        {"detect": 0.01, "decide": 0.22, "connect": 0.02, "handoff": 0.03, "first_step": 0.1}
     )
 
 
