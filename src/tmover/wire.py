@@ -43,6 +43,12 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     """What its workers are doing, for people."""
 
 
+ERROR_PHASE = "error: "
+"""How a worker's last `Pulse` begins if its script has failed; then comes why."""
+CARRIED_PHASE = "interrupted: "
+"""How it begins if the script ended because another rank was lost."""
+
+
 class Heard(Record, frozen=True, kw_only=True):
     """Answers a heartbeat: the controller `boot` lives and knows this agent."""
 

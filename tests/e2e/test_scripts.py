@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from e2e.conftest import Twin
 from support.training import Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
@@ -52,3 +54,97 @@ def test_a_step_that_kills_every_rank_that_does_it_ends_the_job(cluster: LocalCl
 
     assert outcome.status.code == 1
     assert "slot 1 was lost 3 times after step 6" in outcome.status.outcome
+
+
+LOOP = """
+import torch, torch.distributed as dist, tmover
+from torch.nn.parallel import DistributedDataParallel as DDP
+session = tmover.init()
+model, critic = DDP(torch.nn.Linear(4, 1)), DDP(torch.nn.Linear(4, 1))
+optimizer, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, critic))
+session.track({tracked})
+data = torch.arange(96.0).view(24, 4)
+sampler = torch.utils.data.DistributedSampler(data)
+loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+for step in session.steps(loader, total=6):
+    with step:
+        model(step.batch).sum().backward()
+        optimizer.step()
+        {after_update}
+        optimizer.zero_grad()
+    {between}
+{after_loop}
+"""
+REDUCE = "dist.all_reduce(torch.ones(1))"
+ALL = "model=model, optimizer=optimizer, critic=critic, second=second"
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"after_update": REDUCE}, "a collective after the first optimizer.step()"),
+        (
+            {"after_update": "critic(step.batch).sum().backward(); second.step()"},
+            "a collective after the first optimizer.step()",
+        ),
+        (
+            {"after_update": "dist.all_gather_object([None] * 2, 1)"},
+            "a collective after the first optimizer.step()",
+        ),
+        ({"between": REDUCE}, "a collective outside of `with step:`"),
+        ({"after_loop": REDUCE}, "a collective after the loop"),
+        ({"tracked": "model=model"}, "the optimizer would not be handed over"),
+        ({"tracked": "optimizer=optimizer"}, "the model would not be handed over"),
+    ],
+)
+def test_what_could_not_be_done_again_or_handed_over_is_refused_at_once(
+    cluster: LocalCluster, tmp_path: pathlib.Path, parts: dict[str, str], told: str
+) -> None:
+    script = tmp_path / "train.py"
+    nothing = {"tracked": ALL, "after_update": "pass", "between": "pass", "after_loop": "pass"}
+    script.write_text(LOOP.format_map({**nothing, **parts}))
+
+    outcome = Training(cluster, Kind(nodes=2), standby=0, script=script).finish()
+
+    assert outcome.status.code == 1
+    assert told in outcome.status.outcome
+
+
+def test_a_loop_may_be_left_early_when_its_step_is_committed(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "train.py"
+    early = "\n    if step.committed and step.index == 3: break"
+    text = LOOP.format_map(
+        {"tracked": ALL, "after_update": "pass", "between": early, "after_loop": "print('left')"}
+    )
+    script.write_text(text)
+    training = Training(cluster, Kind(nodes=2), standby=0, script=script)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 0
+    assert training.log().count("left") == 2
+
+
+@pytest.mark.parametrize(
+    ("standby", "inject", "told"),
+    [
+        (0, "kill:rank=1,step=3,point=before_update", "would have been done again"),
+        (1, "", "while a standby rehearsed"),
+    ],
+)
+def test_a_loop_left_inside_a_step_that_is_void_ends_the_process(
+    cluster: LocalCluster, tmp_path: pathlib.Path, standby: int, inject: str, told: str
+) -> None:
+    script = tmp_path / "train.py"
+    early = "if step.index == 3 or session.sandbox: break"
+    text = LOOP.format_map(
+        {"tracked": ALL, "after_update": early, "between": "pass", "after_loop": "print('left')"}
+    )
+    script.write_text(text)
+    training = Training(cluster, Kind(nodes=2), standby=standby, inject=inject, script=script)
+
+    training.finish()
+
+    assert told in training.log()

@@ -102,16 +102,21 @@ class Crew:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._launch.pid, number)
 
+    def kill(self) -> set[ProcessId]:
+        """Kill all processes of the launch, and what they started; return what still lived."""
+        roots = [worker.pid for worker in self.workers.values() if is_alive(worker)]
+        if self._launch.poll() is None:
+            roots.append(self._launch.pid)
+        left = descendants(*roots)
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+        return left
+
     def end(self) -> None:
         """Kill all processes of the launch, and what they started; return when they are gone."""
         left: set[ProcessId] = set()
         for _ in range(3):
-            roots = [worker.pid for worker in self.workers.values() if is_alive(worker)]
-            if self._launch.poll() is None:
-                roots.append(self._launch.pid)
-            left = descendants(*roots)
-            for process in left:
-                send_signal(process, signal.SIGKILL)
+            left = self.kill()
             left = wait_gone(left, timeout_s=_DIE_S)
             if not left and self._launch.poll() is not None:
                 break

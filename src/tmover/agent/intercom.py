@@ -78,6 +78,11 @@ class Intercom:
         for identity in self._ranks:
             self._send(identity, order)
 
+    def reassure(self, heard: wire.Heard) -> None:
+        """Tell the workers that are there that a controller answers."""
+        for identity in self._ranks:
+            self._send(identity, heard)
+
     def receive(self) -> Iterator[wire.Hello | FromAgent]:
         """Yield what concerns the agent or the controller; take in the rest."""
         while self.socket.poll(0):

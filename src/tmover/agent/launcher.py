@@ -67,7 +67,6 @@ class WorkerCommand:
         logs = [] if "--log-dir" in self.flags else ["--log-dir", os.devnull]
         seldom = [] if "--monitor-interval" in self.flags else ["--monitor-interval=1"]
         return [
-            "--standalone",
             "--nnodes=1",
             f"--nproc-per-node={self.nproc}",
             "--max-restarts=0",
@@ -81,7 +80,7 @@ class WorkerCommand:
 
 
 class TorchrunLauncher:
-    """Runs `torchrun --standalone` for this node."""
+    """Runs torchrun for this node alone."""
 
     def __init__(self, command: WorkerCommand) -> None:
         self._command = command

@@ -49,6 +49,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _RELAYED = (Start, Prepare, Arm, Abort, Revoke, Assign, Done)
 _FLUSH_S = 1.0
+_REASSURANCES = 8
+"""How often within `fence_after_s` workers are told that the controller is there."""
 _DIE_S = 10.0
 
 
@@ -106,7 +108,7 @@ class Agent:
         self._stop: Stop | None = None
         self._signal: int | None = None
         self._exit: Exit | None = None
-        self._started_at = self._watch_at = time.monotonic()
+        self._started_at = self._watch_at = self._reassure_at = time.monotonic()
         self._stop_by = math.inf
 
     def serve(self, signals: SignalPipe) -> Exit:
@@ -117,6 +119,7 @@ class Agent:
             for number in signals.take():
                 self._on_signal(number)
             self._hear_workers()
+            self._pass_confession_on()
             if now >= self._watch_at or not ready.isdisjoint(self._team.descriptors):
                 self._watch_at = now + self._config.watch_s
                 self._look_after_workers(now)
@@ -147,6 +150,9 @@ class Agent:
             self._team.end()
             self._exit = Exit(self._stop.code, self._stop.reason)
         silent_since = uplink.silent_since
+        if silent_since is None and now >= self._reassure_at:
+            self._reassure_at = now + self._fence_after_s / _REASSURANCES
+            self._team.reassure()
         abandoned = silent_since is not None and now - silent_since > self._fence_after_s
         if self._exit is None and self._loss is not None and abandoned:
             code = shell_code(self._loss.code) or 1
@@ -232,15 +238,28 @@ class Agent:
 
     # --- the end of workers -----------------------------------------------------------------------
 
+    def _pass_confession_on(self) -> None:
+        """Report a failed script before its process ends: its links break after that.
+
+        Otherwise the others would be heard first, and the node would be taken for lost.
+        """
+        loss = self._team.confession()
+        if loss is not None and self._loss is None and self._stop is None:
+            self._loss = loss
+            self._report(loss)
+            self._team.reassure()
+
     def _look_after_workers(self, now: float) -> None:
         loss = self._team.loss(now)
         if loss is not None:
+            is_reported = self._loss is not None
             self._loss, said = self._team.last_words(loss)
             for event in said:
                 self._uplink.tell(event)
+            self._team.kill()
+            if self._stop is None and not is_reported:
+                self._report(self._loss)  # large processes take seconds to go
             self._team.end()
-            if self._stop is None:
-                self._report(self._loss)
             if self._stop is None and self._signal is not None:
                 self._uplink.flush(self._team.heartbeat(), timeout_s=_FLUSH_S)
                 self._exit = Exit(128 + self._signal, self._loss.reason)

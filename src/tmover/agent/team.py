@@ -12,10 +12,7 @@ from tmover.agent.crew import Crew, Loss
 from tmover.agent.intercom import Intercom, new_address
 from tmover.agent.launcher import Launcher
 from tmover.config import AgentConfig
-from tmover.core.events import AnyOrder, FromAgent, Joined, Welcome
-
-ERROR_PHASE = "error: "
-"""A worker that ends by an error says in its last `Pulse`, after this, which."""
+from tmover.core.events import CARRIED_ALONG, AnyOrder, FromAgent, Joined, Welcome
 
 _LAST_WORD_MS = 20
 
@@ -78,6 +75,12 @@ class Team:
         if self._intercom is not None:
             self._intercom.relay(order)
 
+    def reassure(self) -> None:
+        """Tell the workers that a controller answers."""
+        if self._intercom is not None:
+            joined = self._joined
+            self._intercom.reassure(wire.Heard(job=joined.job, agent=joined.agent, boot=""))
+
     def hear(self) -> Iterator[FromAgent]:
         """Yield what workers have to say to the controller."""
         if self._intercom is None:
@@ -108,11 +111,17 @@ class Team:
         said = list(self.hear())
         while loss.code > 0 and self._intercom.socket.poll(_LAST_WORD_MS):
             said.extend(self.hear())
-        pulse = None if loss.local_rank is None else self._intercom.pulses.get(loss.local_rank)
-        if pulse is not None and pulse.phase.startswith(ERROR_PHASE):
-            why = pulse.phase.removeprefix(ERROR_PHASE)
-            return loss._replace(reason=f"{loss.reason}: {why}"), said
-        return loss, said
+        return self.confession() or loss, said
+
+    def confession(self) -> Loss | None:
+        """Return how the launch will end if a worker has said that its script has failed."""
+        pulses = {} if self._intercom is None else self._intercom.pulses
+        for local_rank, pulse in sorted(pulses.items()):
+            for kind, code in ((wire.ERROR_PHASE, 1), (wire.CARRIED_PHASE, CARRIED_ALONG)):
+                if pulse.phase.startswith(kind):
+                    why = pulse.phase.removeprefix(kind)
+                    return Loss(code, f"worker {local_rank} failed: {why}", local_rank)
+        return None
 
     def heartbeat(self) -> wire.Heartbeat:
         """Return how far the workers are."""
@@ -123,6 +132,11 @@ class Team:
             steps=() if intercom is None else intercom.steps,
             phase="no workers" if intercom is None else intercom.phase,
         )
+
+    def kill(self) -> None:
+        """Kill what is left of the launch. It acts no more, though it may take time to be gone."""
+        if self._crew is not None:
+            self._crew.kill()
 
     def end(self) -> None:
         """Kill what is left of the launch, and hear nothing of it any more."""

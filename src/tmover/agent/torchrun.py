@@ -1,5 +1,9 @@
 """`python -m tmover.agent.torchrun`: torchrun, tied to the life of the agent that started it.
 
+Torchrun's own way to run alone on a node, `--standalone`, opens a store on all addresses of the
+machine, reads pickles from it and runs what they say, whoever wrote them. Here its rendezvous is a
+file in memory that no other user can open, and nothing listens.
+
 With `--count KIND` it prints how many workers `--nproc-per-node KIND` means on this node instead:
 the agent must know that, and imports no torch.
 """
@@ -26,7 +30,18 @@ def main(argv: list[str] | None = None) -> None:
     if argv[:1] == ["--count"]:
         print(torch.distributed.run.determine_local_world_size(argv[1]))
         return
-    torch.distributed.run.main(argv)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    torch.distributed.run.main([*rendezvous_flags(), *argv])
+
+
+def rendezvous_flags() -> list[str]:
+    """Return flags for a rendezvous of this process with itself, in a file without a name."""
+    store = os.memfd_create("tmover-rendezvous")
+    return [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=/proc/self/fd/{store}",
+        "--rdzv-conf=store_type=file",
+    ]
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ class Fabric:
         self.mode = Mode.SANDBOX
         self.attempt_open = False
         """Whether results are thrown away if the world is revoked now; set by the session."""
+        self.refusal = ""
+        """Why no collective may be made now, "" if one may; set by the session."""
         self.fault: Exception | None = None
         """A collective that was wrong, and whose caller could not be told."""
         self.on_broken: OnBroken | None = None

@@ -86,6 +86,8 @@ class TmoverGroup(NamedGroup):
     def _is_answered(self) -> bool:
         """Return whether collectives are answered here; raise if they are refused."""
         fabric = self._fabric
+        if fabric.refusal:
+            raise ConfigError(fabric.refusal)
         if fabric.mode is Mode.REVOKED and (self.strict or not fabric.attempt_open):
             msg = "the world is revoked: this attempt will not be kept"
             raise Interrupted(msg)

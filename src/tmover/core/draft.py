@@ -23,6 +23,8 @@ from tmover.core.events import (
 from tmover.core.phase import Ended
 from tmover.core.roster import Agent, Farewell, Job, Ordered
 
+UNFIT = 3
+"""Standbys in a row that cannot rehearse the script: then none is ordered any more."""
 RELEASED = Farewell(0, "released")
 
 
@@ -125,7 +127,7 @@ class Draft:
         """Ask for as many standbys as are missing, beyond those that are asked for already."""
         job = self.job
         short = missing - job.ordered.nodes
-        if short <= 0:
+        if short <= 0 or job.unfit >= UNFIT:
             return
         used = {agent.node for agent in job.agents.values()}
         exclude = tuple(sorted(used | job.requests.keys() | job.fenced))

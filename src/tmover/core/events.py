@@ -18,6 +18,8 @@ import msgspec
 
 NO_STEP = -1
 """The step of a rank that has applied none."""
+CARRIED_ALONG = 75
+"""Exit code of workers whose script ended because another rank was lost (`EX_TEMPFAIL`)."""
 SETTLED = 1
 """The first step after which a world can change hands.
 

@@ -20,7 +20,10 @@ STUMBLES = 3
 ERRORS = 2
 """Errors of the script itself on one slot at one step: then the job fails."""
 LOSSES = 3
-"""Losses of one slot at one step, for any reason: then it is the step, not the nodes."""
+"""Losses of one slot at one step, for any reason: then it is the step, not the nodes.
+
+Before the first step it takes twice as many as a node is given: two nodes have failed at it then.
+"""
 
 
 def submit(draft: Draft, event: Submitted) -> None:
@@ -142,21 +145,36 @@ def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
     for slot in slots:
         job = draft.job
         agent = job.agents.get(job.slots[slot])
-        is_error = agent is not None and agent.exit is not None and agent.exit.is_error
-        is_loss = bool(job.slots[slot]) and 0 < job.in_force == job.held
+        end = None if agent is None else agent.exit
+        is_error = end is not None and end.is_error
+        is_counted = (
+            end is None or end.is_death if step == NO_STEP else 0 < job.in_force == job.held
+        )
+        is_loss = bool(job.slots[slot]) and is_counted
         if not is_error and not is_loss:
             continue
         had = job.crashes.get(slot)
         _, errors, losses = had if had is not None and had.step == step else Crashes(step)
-        now = Crashes(step, errors + is_error, losses + is_loss)
-        draft.set(crashes={**job.crashes, slot: now})
-        if now.errors == ERRORS or now.losses == LOSSES:
-            script = f"the script on slot {slot} failed twice"
-            what = script if now.errors == ERRORS else f"slot {slot} was lost {LOSSES} times"
-            when = "before its first step" if step == NO_STEP else f"after step {step}"
-            draft.end(1, f"{what} {when}: {_last_words(job, slot)}")
+        draft.set(crashes={**job.crashes, slot: Crashes(step, errors + is_error, losses + is_loss)})
+        verdict = _verdict(draft.job, slot, step)
+        if verdict:
+            draft.end(1, f"{verdict}: {_last_words(job, slot)}")
             return True
     return False
+
+
+def _verdict(job: Job, slot: int, step: int) -> str:
+    """Return what ends the job, "" if nothing does. Before the first step all scripts are alike."""
+    mine = job.crashes[slot]
+    if step != NO_STEP and mine.errors == ERRORS:
+        return f"the script on slot {slot} failed twice after step {step}"
+    if step != NO_STEP and mine.losses == LOSSES:
+        return f"slot {slot} was lost {LOSSES} times after step {step}"
+    if step == NO_STEP and sum(c.errors for c in job.crashes.values() if c.step == step) >= ERRORS:
+        return f"the script failed twice before its first step, the last time on slot {slot}"
+    if step == NO_STEP and mine.losses == 2 * standby.FAILURES:
+        return f"slot {slot} was lost {mine.losses} times before its first step"
+    return ""
 
 
 def stumbled(draft: Draft) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 
 from tmover.core import blame, form, move, standby
 from tmover.core import epoch as epochs
-from tmover.core.draft import Draft
+from tmover.core.draft import UNFIT, Draft
 from tmover.core.events import NO_STEP, SETTLED, Abort, Assign, Wait
 from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting, Waiting
 from tmover.core.roster import Job, worker_of
@@ -163,6 +163,9 @@ def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
         names = ", ".join(str(slot) for slot in missing)
         draft.note(f"no standby is warm for slot {names}: training waits for one")
     draft.set(phase=Waiting(loss=loss))
+    if draft.job.unfit >= UNFIT and not standby.spare(draft.job):
+        draft.end(1, f"{UNFIT} standbys in a row could not rehearse the script, and none is left")
+        return
     draft.order(len(missing) - len(standby.spare(draft.job)))
 
 

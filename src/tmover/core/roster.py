@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tmover.core.events import NO_STEP, Member, Plan, Reported
+from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Plan, Reported
 from tmover.core.phase import New, Phase
 
 Schema = Mapping[str, str]
@@ -23,6 +23,11 @@ class Exit(NamedTuple):
     reason: str
     is_error: bool
     """Whether the script itself gave up, rather than was killed or carried along by others."""
+
+    @property
+    def is_death(self) -> bool:
+        """Whether a signal ended it."""
+        return not 0 <= self.code < _SIGNALLED
 
 
 class Crashes(NamedTuple):
@@ -129,13 +134,15 @@ class Job:
     floor: int | None = None
     """The step that was decided and that not every rank has reported reached."""
     crashes: Mapping[int, Crashes] = dataclasses.field(default_factory=dict)
-    """By slot: a step that no holder of it survives must not use up all nodes there are."""
+    """By slot: what would go on for ever must not use up all nodes there are."""
     held: int = 0
     """The last epoch whose world every rank has passed into, 0 if none since the last start."""
     relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     """When a pair of agents last had a link opened afresh."""
     stumbles: int = 0
     """Attempts at a world since the last one that held, in which nobody was lost."""
+    unfit: int = 0
+    """Standbys in a row that were let go because they could not rehearse the script."""
     ordered: Ordered = dataclasses.field(default_factory=Ordered)
 
     # --- who --------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ def worker_of(agent: str, local_rank: int) -> str:
 def is_own_error(code: int) -> bool:
     """Return whether an exit code says that the script gave up by itself.
 
-    >>> [is_own_error(code) for code in (0, 1, -9, 137)]
-    [True, True, False, False]
+    >>> [is_own_error(code) for code in (0, 1, -9, 137, CARRIED_ALONG)]
+    [True, True, False, False, False]
     """
-    return 0 <= code < _SIGNALLED
+    return 0 <= code < _SIGNALLED and code != CARRIED_ALONG

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmover.core.draft import RELEASED, Draft
+from tmover.core.draft import RELEASED, UNFIT, Draft
 from tmover.core.phase import Accusing, Armed, Move, Preparing, Reporting, Switching
 from tmover.core.roster import Agent, Farewell, Job, Schema, worker_of
 
@@ -78,7 +78,7 @@ def _relaunch(draft: Draft, agent: Agent, reason: str) -> None:
     ended = f"the workers on {agent.node} ended ({reason})"
     if agent.failures >= FAILURES:
         draft.note(f"{ended} {agent.failures} times: it is no standby any more")
-        draft.dismiss(agent.name, Farewell(1, f"its workers ended {agent.failures} times"))
+        _let_go(draft, agent, Farewell(1, f"its workers ended {agent.failures} times: {reason}"))
         return
     draft.note(f"{ended}: they are started afresh as a standby")
     draft.relaunch(agent, slot=draft.job.nnodes - 1, sandbox=True)
@@ -88,6 +88,7 @@ def _check(draft: Draft, agent: Agent) -> None:
     """Refuse a standby that tracks something else than the ranks it rehearses to replace."""
     wrong = misfits(draft.job, agent, agent.slot)
     if not wrong:
+        draft.set(unfit=0)
         return
     names = ", ".join(f"`{name}`" for name in wrong)
     reason = (
@@ -95,4 +96,11 @@ def _check(draft: Draft, agent: Agent) -> None:
         f"differ{'s' * (len(wrong) == 1)}; start it with the job's own script and arguments"
     )
     draft.note(reason)
-    draft.dismiss(agent.name, Farewell(2, reason))
+    _let_go(draft, agent, Farewell(2, reason))
+
+
+def _let_go(draft: Draft, agent: Agent, farewell: Farewell) -> None:
+    draft.dismiss(agent.name, farewell)
+    draft.set(unfit=draft.job.unfit + 1)
+    if draft.job.unfit == UNFIT:
+        draft.note(f"{UNFIT} standbys in a row could not rehearse the script: none is ordered more")

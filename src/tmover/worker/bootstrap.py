@@ -13,13 +13,20 @@ import pathlib
 import runpy
 import sys
 import threading
+import time
 from typing import NoReturn
 
 import msgspec
 
 from tmover import config, wire
 from tmover.core.events import Stop, Welcome
-from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
+from tmover.errors import (
+    ConfigError,
+    ControllerUnavailable,
+    Interrupted,
+    LinkError,
+    TmoverError,
+)
 from tmover.process import die_with_parent
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
@@ -28,8 +35,11 @@ from tmover.worker.runtime import Runtime
 logger = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 600.0
-ERROR_PHASE = "error: "
-"""How a worker's last pulse begins if its script failed; the agent passes the reason on."""
+
+_CONFESSION_S = 2.0
+"""How long a failed script's process waits for the agent to hear of it."""
+_CARRIED = (Interrupted, LinkError)
+"""What a script ends by if another rank was lost where nothing can be done again."""
 
 _runtime: Runtime | None = None
 
@@ -131,8 +141,12 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
         _runtime = _enter(door, control, environment)
         return _run_script(_runtime, argv)
     except Exception as error:
-        say = f"{ERROR_PHASE}{type(error).__name__}: {error}".splitlines()[0]
+        kind = wire.CARRIED_PHASE if isinstance(error, _CARRIED) else wire.ERROR_PHASE
+        say = f"{kind}{type(error).__name__}: {error}".splitlines()[0]
+        began = time.monotonic()
         control.send(wire.Pulse(local_rank=environment.local_rank, step=-1, phase=say))
+        if _runtime is not None:  # the links stay until the agent has passed this on
+            _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
         raise
     finally:
         if _runtime is not None:
@@ -182,7 +196,10 @@ def _run_script(made: Runtime, argv: list[str]) -> int:
             sys.argv = argv
             sys.path[0] = str(pathlib.Path(argv[0]).resolve().parent)
             runpy.run_path(argv[0], run_name="__main__")
-    except SystemExit as error:
+    except BaseException as error:
+        made.has_failed = True
+        if not isinstance(error, SystemExit):
+            raise
         if made.standing.stop is not None:
             return made.standing.stop.code
         if error.code not in (None, 0):

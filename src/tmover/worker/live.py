@@ -13,11 +13,12 @@ from tmover.comm import intercept
 from tmover.comm.fabric import Mode
 from tmover.core.events import Assign, Looping, Warm
 from tmover.core.rank import Resolution, Verdict
-from tmover.errors import ConfigError, Interrupted, LinkError, StateError
+from tmover.errors import ConfigError, Interrupted, LinkError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.state.snapshot import Snapshot
+from tmover.worker import refusals
 from tmover.worker import vote as votes
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.inject import Point
@@ -51,6 +52,10 @@ class LiveEngine:
         self._rehearsed = 0
         self._finals: set[int] = set()
         """Parts after the loop of which an attempt was handed out."""
+        self._checked: set[int] = set()
+        """The optimizers that are known to be tracked, by id."""
+        self._closed = ""
+        """Why there is no collective between attempts, "" outside of the loop."""
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
         runtime.recover = self._switch.recover
@@ -91,6 +96,7 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
+        runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         if not self.sandbox:
             runtime.send(
                 Looping(
@@ -101,6 +107,20 @@ class LiveEngine:
                 )
             )
         return self._total
+
+    def leave(self) -> None:
+        """Leave the loop, at its end or before."""
+        self._runtime.fabric.refusal = refusals.AFTER_LOOP
+
+    def break_off(self) -> None:
+        """End the process if the script leaves the loop early where it must not go on."""
+        runtime = self._runtime
+        if runtime.has_failed:
+            return  # it did not leave by a decision, but by an exception
+        if self.sandbox:
+            runtime.die(refusals.LEFT_IN_REHEARSAL)
+        if self._last is not None and self._last.phase is not Phase.PASSED:
+            runtime.die(refusals.LEFT_UNCOMMITTED)
 
     def next_step(self) -> Step | None:
         """Settle the boundary after the last step and return the next one; None at the end."""
@@ -170,12 +190,14 @@ class LiveEngine:
             msg = f"`with step` inside `with step` (step {self._attempt.step.index})"
             raise ConfigError(msg)
         if not self.sandbox:
-            self._refuse_gradients(step.index)
+            if step.index < _GRADIENT_CHECKS:
+                refusals.check_gradients(self.tracked)
             if self._record:
                 Record.decode(self._record).restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
         runtime.fabric.attempt_open = True
+        self._closed, runtime.fabric.refusal = runtime.fabric.refusal, ""
         if self._echo:
             runtime.fabric.mode = Mode.SANDBOX
         if runtime.injector:
@@ -203,6 +225,7 @@ class LiveEngine:
             runtime.fabric.quiesce()
         finally:
             runtime.fabric.attempt_open = False
+            runtime.fabric.refusal = self._closed
         self._last = attempt
         if attempt.phase is Phase.PASSED:
             self._commit(attempt)
@@ -256,15 +279,15 @@ class LiveEngine:
                 msg = "optimizer.step() outside of `with step:` would not be applied by all or none"
                 raise ConfigError(msg)
             return
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:
-            name = type(optimizer).__name__
-            msg = f"{name}.step(closure) evaluates the model again after the vote: not supported"
-            raise ConfigError(msg)
+        refusals.check_closure(optimizer, args, kwargs)
+        if id(optimizer) not in self._checked:
+            refusals.check_tracked(self.tracked, optimizer)
+            self._checked.add(id(optimizer))
+        if not self.sandbox and attempt.phase is Phase.OPEN:
+            self._vote(attempt)
+        self._runtime.fabric.refusal = refusals.AFTER_UPDATE
         if self.sandbox:
             return
-        if attempt.phase is Phase.OPEN:
-            self._vote(attempt)
         self._runtime.injector.at(Point.BEFORE_UPDATE, attempt.step.index)
 
     def _vote(self, attempt: Attempt) -> None:
@@ -362,11 +385,3 @@ class LiveEngine:
             self._batches.seek(decoded.position)
         self._record = record
         self._pending = None
-
-    def _refuse_gradients(self, index: int) -> None:
-        if index < _GRADIENT_CHECKS and self.tracked.has_gradients():
-            msg = (
-                "gradients are present when `with step` is entered: call optimizer.zero_grad() "
-                "after optimizer.step(), and keep micro-batches inside one `with step`"
-            )
-            raise StateError(msg)

@@ -61,6 +61,12 @@ class PlainEngine:
         self._total = self._batches.length() if total is None else total
         return self._total
 
+    def leave(self) -> None:
+        """Leave the loop: nothing is to be done."""
+
+    def break_off(self) -> None:
+        """Leave the loop early: as anybody may who trains without tmover."""
+
     def next_step(self) -> Step | None:
         """Return the next step, or None at the end."""
         if self._next >= self._total:

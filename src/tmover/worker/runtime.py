@@ -8,9 +8,11 @@ barrier) is left in `Standing` for the main thread, which finds it at the next v
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
@@ -87,7 +89,10 @@ class Runtime:
         """How to get out of a revoked world, once there is a session that knows."""
         self.links_before = 0
         """How many links had been opened before the last world was prepared; for the trace."""
-        self._preparing: threading.Thread | None = None
+        self.has_failed = False
+        """Whether the script has ended by an exception."""
+        self._prepared = 0
+        """The last epoch this worker has said to be ready for."""
         fabric.on_broken = self._broken
         if self.injector:
             fabric.on_halfway = self._halfway
@@ -124,11 +129,33 @@ class Runtime:
         standing.raise_if_stopped()
         assert standing.start is not None
         plan = standing.start.plan
-        self.fabric.form(plan, timeout_s=FORM_TIMEOUT_S)
+        try:
+            self.fabric.form(plan, timeout_s=FORM_TIMEOUT_S)
+        except (LinkError, Interrupted) as error:
+            self._await_another_start(plan.epoch, error)
         with standing.changing():
             standing.world = plan
             standing.rank = rules.start(standing.rank, plan.epoch)
         self.trace.write("formed", epoch=plan.epoch)
+
+    def _await_another_start(self, epoch: int, error: LinkError | Interrupted) -> NoReturn:
+        """Wait to be ended: another rank was lost, and all are started afresh, this one too.
+
+        To end here would look like this script's own failure if it were heard before that loss.
+        """
+        standing = self.standing
+        peers = error.peers if isinstance(error, LinkError) else ()
+        self.fabric.revoke(epoch, str(error))
+        standing.accuse(epoch, peers, str(error))
+        standing.at_safe_point = True
+        standing.report(epoch)
+        while standing.wait_for_order(
+            lambda: standing.stop is not None or standing.owes_report(),
+            silent_s=self.config.fence_after_s,
+        ):
+            standing.raise_if_stopped()
+            standing.report()
+        raise error
 
     def finish(self) -> None:
         """Wait, after the script, until all ranks have finished; help with recoveries meanwhile."""
@@ -152,6 +179,15 @@ class Runtime:
             elif standing.owes_report():
                 standing.report()
 
+    def die(self, why: str) -> NoReturn:
+        """End this process at once, where no exception would get through."""
+        print(f"tmover: {why}", file=sys.stderr)
+        self.pulse(NO_STEP, f"{wire.ERROR_PHASE}{why}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.control.close()
+        os._exit(1)
+
     def close(self) -> None:
         """Close links, threads and files."""
         with self.standing.changed:
@@ -163,6 +199,7 @@ class Runtime:
 
     def on_message(self, message: wire.FromController) -> None:
         """Act on what the agent passed on."""
+        self.standing.hear()
         match message:
             case Start():
                 with self.standing.changing():
@@ -183,26 +220,27 @@ class Runtime:
                 with self.standing.changing():
                     self.standing.stop = message
             case Welcome() | _:
-                return  # who this process is does not change while it lives
+                return  # it says no more than that there is a controller
 
     def _on_prepare(self, order: Prepare) -> None:
         epoch = order.plan.epoch
         known = self.prepare is not None and self.prepare.plan.epoch == epoch
         if known or epoch <= self.standing.rank.epoch or epoch in self.aborted:
-            if known and not self._busy():
-                self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
+            if known and self._prepared == epoch:
+                self.say_prepared(epoch)
             return
         with self.standing.changing():
             self.prepare = order
         if self.standing.rank.epoch == 0:
             return  # a standby rebinds in its main thread, which waits for this
-        self._preparing = threading.Thread(
+        threading.Thread(
             target=self._open_links, args=(order,), name="tmover-prepare", daemon=True
-        )
-        self._preparing.start()
+        ).start()
 
-    def _busy(self) -> bool:
-        return self._preparing is not None and self._preparing.is_alive()
+    def say_prepared(self, epoch: int) -> None:
+        """Tell the controller that this worker can switch to `epoch`; again if it asks again."""
+        self._prepared = epoch
+        self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
 
     def _open_links(self, order: Prepare) -> None:
         """Phase 1 on a member: open what the joiner needs, beside the running training."""
@@ -220,7 +258,7 @@ class Runtime:
             )
             return
         self.trace.write("prepared", epoch=epoch)
-        self.send(Prepared(job=self.identity.job, worker=self.worker, epoch=epoch))
+        self.say_prepared(epoch)
 
     def prepare_links(self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()) -> None:
         """Open what `plan` needs beside what exists, and park it."""

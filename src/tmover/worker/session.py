@@ -48,6 +48,12 @@ class Engine(Protocol):
     def begin(self, loader: Any, total: int | None) -> int:
         """Open the loop over `loader`; return the number of steps it will have."""
 
+    def leave(self) -> None:
+        """Leave the loop, at its end or before."""
+
+    def break_off(self) -> None:
+        """Be told that the script leaves the loop before its end."""
+
     def next_step(self) -> Step | None:
         """Settle what happened to the last step and return the next one; None at the end."""
 
@@ -135,8 +141,9 @@ class Session:
     def steps(self, loader: Any, *, total: int | None = None) -> Iterator[Step]:
         """Yield `total` steps over `loader`, pass after pass; without `total`, one pass.
 
-        Every collective of the loop stands inside `with step:`. One `with` is one update: the first
-        `optimizer.step()` in it votes, and the update is applied by all ranks or by none.
+        Every collective of the loop stands inside `with step:`, before `optimizer.step()`; others
+        are refused. One `with` is one update: the first `optimizer.step()` in it votes, and the
+        update is applied by all ranks or by none.
         """
         if self._loops:
             msg = "session.steps() was called twice: one job has one training loop"
@@ -157,8 +164,14 @@ class Session:
             yield step
 
     def _iterate(self) -> Iterator[Step]:
-        while (step := self._engine.next_step()) is not None:
-            yield step
+        try:
+            while (step := self._engine.next_step()) is not None:
+                yield step
+        except GeneratorExit:
+            self._engine.break_off()
+            raise
+        finally:
+            self._engine.leave()
 
 
 def init(*, backend: str | None = None, seed: int = 0) -> Session:

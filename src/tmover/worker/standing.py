@@ -38,6 +38,7 @@ class Standing:
         """The highest epoch whose switch every rank has reported passed."""
         self.at_safe_point = False
         """Whether the main thread waits, outside of every attempt, and reports for itself."""
+        self._heard_at = time.monotonic()
         self._owed: set[int] = set()
         """Revoked epochs that the controller has asked about and that are not answered yet."""
         self._answered: set[int] = set()
@@ -57,6 +58,26 @@ class Standing:
         with self.changed:
             while not due():
                 left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self.changed.wait(left)
+            return True
+
+    def hear(self) -> None:
+        """Note that the controller is there: it has said something, or answers the agent."""
+        with self.changing():
+            self._heard_at = time.monotonic()
+
+    def wait_until_heard(self, *, after: float, timeout_s: float) -> bool:
+        """Wait until the agent has said something after a time; return whether it has."""
+        return self.wait(lambda: self._heard_at > after, timeout_s=timeout_s)
+
+    def wait_for_order(self, due: Callable[[], bool], *, silent_s: float) -> bool:
+        """Wait until `due()` holds; return False once no controller was heard of for `silent_s`."""
+        with self.changed:
+            began = time.monotonic()
+            while not due():
+                left = max(began, self._heard_at) + silent_s - time.monotonic()
                 if left <= 0:
                     return False
                 self.changed.wait(left)

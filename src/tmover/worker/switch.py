@@ -18,7 +18,6 @@ from tmover.core.events import (
     Passed,
     Plan,
     Prepare,
-    Prepared,
     PrepareFailed,
     Verified,
 )
@@ -184,9 +183,9 @@ class Switch:
                     or standing.rank.revoked != revoked  # noqa: B023 - read before the next turn
                 )
 
-            if not standing.wait(due, timeout_s=runtime.config.fence_after_s):
+            if not standing.wait_for_order(due, silent_s=runtime.config.fence_after_s):
                 logger.error(
-                    "heard of no decision for %g s with a broken world: ending this rank",
+                    "heard of no controller for %g s with a broken world: ending this rank",
                     runtime.config.fence_after_s,
                 )
                 raise SystemExit(1)
@@ -243,7 +242,7 @@ class Switch:
             )
             return
         runtime.trace.write("prepared", epoch=plan.epoch)
-        runtime.send(Prepared(job=runtime.identity.job, worker=runtime.worker, epoch=plan.epoch))
+        runtime.say_prepared(plan.epoch)
         source = order.sources[runtime.worker]
         if self._receive_if_not_aborted(plan, source):
             step = self._standing.rank.step

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from support.eventually import eventually
@@ -123,6 +124,8 @@ def test_whichever_process_is_killed_the_others_go_with_it_and_the_node_is_repla
     job = real.submit(spec(FOREVER, nodes=1))
     real.wait(job, _trains, timeout_s=LONG_S)
     agent, torchrun, worker = chain(real, "node1")
+    assert not _listening(agent) + _listening(torchrun), "torchrun reads pickles from whoever comes"
+    assert _listening(worker) == ["127.0.0.2"]
 
     os.kill(torchrun.pid, signal.SIGKILL)
 
@@ -133,6 +136,12 @@ def test_whichever_process_is_killed_the_others_go_with_it_and_the_node_is_repla
     before = descendants(agent.pid)
     os.kill(agent.pid, signal.SIGKILL)
     eventually(lambda: not any(is_alive(process) for process in before))
+
+
+def _listening(process: ProcessId) -> list[str]:
+    """Return the addresses on which a process waits for connections."""
+    found = psutil.Process(process.pid).net_connections("inet")
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
 
 
 def _chain_or_nothing(cluster: LocalCluster, node: str) -> list[ProcessId]:

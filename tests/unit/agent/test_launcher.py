@@ -9,7 +9,7 @@ def test_torchrun_is_told_to_serve_one_node_and_to_restart_nothing() -> None:
     command = WorkerCommand(nproc=2, script="train.py", arguments=("--lr", "-m", "3"))
 
     assert command.torchrun_argv() == [
-        "--standalone", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=0",
+        "--nnodes=1", "--nproc-per-node=2", "--max-restarts=0",
         "--log-dir", "/dev/null", "--monitor-interval=1",
         "--module", "tmover.worker", "train.py", "--lr", "-m", "3",
     ]  # fmt: skip
@@ -26,7 +26,7 @@ def test_flags_are_passed_on_and_go_before_our_own_defaults() -> None:
 
     argv = WorkerCommand(nproc=1, script="t.py", flags=flags).torchrun_argv()
 
-    assert argv[4:10] == list(flags)
+    assert argv[3:9] == list(flags)
     assert argv.count("--log-dir") == argv.count("--monitor-interval") == 1
 
 

@@ -23,6 +23,7 @@ from support.jobs import (
     warm,
 )
 from tmover.core.events import (
+    CARRIED_ALONG,
     Abort,
     Answered,
     AnyOrder,
@@ -292,8 +293,36 @@ def test_a_script_that_fails_twice_before_its_first_step_fails_the_job() -> None
 
     actions = story.tell(exited("a1", launch=2, code=1, reason="ImportError"))
 
-    why = "the script on slot 1 failed twice before its first step: ImportError"
+    why = "the script failed twice before its first step, the last time on slot 1: ImportError"
     assert actions == stops(1, why, "a0", "a1", "a2", "s0")
+    assert story.job.phase == Ended(code=1, reason=why)
+
+
+def test_a_script_that_fails_on_two_slots_before_its_first_step_fails_the_job_at_once() -> None:
+    story = Story().joined()
+    story.tell(exited("a0", code=1, reason="ImportError"))
+
+    story.tell(exited("a2", code=1, reason="ImportError"))
+
+    why = "the script failed twice before its first step, the last time on slot 2: ImportError"
+    assert story.job.phase == Ended(code=1, reason=why)
+
+
+def test_a_script_that_ends_because_another_rank_was_lost_has_not_failed() -> None:
+    story = Story().starting()
+    story.tell(exited("a0", code=CARRIED_ALONG), exited("a2", code=CARRIED_ALONG), expired("a1"))
+
+    assert isinstance(story.job.phase, Forming)
+    assert not any(crash.errors for crash in story.job.crashes.values())
+
+
+def test_a_slot_that_is_killed_again_and_again_before_its_first_step_fails_the_job() -> None:
+    story = Story(standbys=3).joined()
+    for holder in ("a1", "s0"):
+        story.tell(*[exited(holder, launch=n, code=-11, reason="SIGSEGV") for n in (1, 2, 3)])
+        story.tell(*[exited(holder, launch=n, code=-11, reason="SIGSEGV") for n in (4, 5)])
+
+    why = "slot 1 was lost 6 times before its first step: SIGSEGV"
     assert story.job.phase == Ended(code=1, reason=why)
 
 
@@ -457,7 +486,7 @@ def test_a_standby_whose_workers_die_rehearses_again_and_not_for_ever() -> None:
 
     assert story.tell(exited("s0")) == [welcome("s0", 2, launch=2, sandbox=True)]
     assert story.tell(exited("s0", launch=2)) == [welcome("s0", 2, launch=3, sandbox=True)]
-    assert story.tell(exited("s0", launch=3)) == stops(1, "its workers ended 3 times", "s0")
+    assert story.tell(exited("s0", launch=3)) == stops(1, "its workers ended 3 times: killed", "s0")
 
 
 def test_a_lost_standby_is_fenced_and_training_goes_on() -> None:
@@ -1738,7 +1767,7 @@ def test_a_script_that_fails_where_nobody_is_left_counts_as_failed_before_its_fi
 
     story.tell(exited("a0", launch=2, code=1, reason="ValueError"))
 
-    why = "the script on slot 0 failed twice before its first step: ValueError"
+    why = "the script failed twice before its first step, the last time on slot 0: ValueError"
     assert story.job.phase == Ended(code=1, reason=why)
 
 
@@ -1815,12 +1844,40 @@ def test_losses_before_the_world_is_whole_do_not_count_against_the_step() -> Non
     assert story.job.slots[1] == "s2"
 
 
+def fail_to_rehearse(story: Story, standby: str) -> None:
+    story.tell(joined(standby))
+    story.tell(*[exited(standby, launch=n, code=1, reason="ValueError") for n in (1, 2, 3)])
+
+
+def test_a_job_whose_standbys_all_fail_ends_before_every_node_has_been_tried() -> None:
+    story = Story(standbys=0).training()
+    for standby in ("s0", "s1", "s2"):
+        fail_to_rehearse(story, standby)
+
+    story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+
+    why = "3 standbys in a row could not rehearse the script, and none is left"
+    assert story.job.phase == Ended(code=1, reason=why)
+
+
+def test_a_standby_that_gets_warm_is_proof_that_the_script_can_be_rehearsed() -> None:
+    story = Story(standbys=1).training()
+    for standby in ("s1", "s2", "s3"):
+        fail_to_rehearse(story, standby)
+    story.tell(expired("s0"))
+
+    actions = story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+
+    assert isinstance(story.job.phase, Waiting)
+    assert any(isinstance(action, OrderNode) for action in actions)
+
+
 def test_a_script_carried_along_while_the_world_is_built_has_not_failed_by_itself() -> None:
     story = Story().starting()
     story.tell(broken("a0/0", "a1/0"), exited("a0", code=1), exited("a2", code=1), expired("a1"))
 
     assert isinstance(story.job.phase, Forming)
-    assert story.job.crashes == {}
+    assert not any(crash.errors for crash in story.job.crashes.values())
 
 
 # --- the end --------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""What a script must not do because it could not be undone, and the words it is told so with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tmover.errors import ConfigError, StateError
+from tmover.state.capture import Tracked
+from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+
+OUTSIDE_OF_STEP = (
+    "a collective outside of `with step:`: it could not be done again if a node were lost in it; "
+    "put it inside, before optimizer.step()"
+)
+AFTER_UPDATE = (
+    "a collective after the first optimizer.step() of a `with step:`: the update could not be "
+    "taken back if a node were lost in it; put it before optimizer.step()"
+)
+AFTER_LOOP = (
+    "a collective after the loop: it could not be done again if a node were lost in it; write "
+    "`for step in session.final():` and `with step:` around it"
+)
+LEFT_UNCOMMITTED = (
+    "the loop was left by `break` in a step that was interrupted and would have been done again: "
+    "what the script decided in it is void; leave the loop after the `with`, if step.committed"
+)
+LEFT_IN_REHEARSAL = (
+    "the loop was left by `break` while a standby rehearsed its first steps: what comes after the "
+    "loop must not be done by a standby; leave the loop only if step.committed"
+)
+
+
+def check_closure(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise `ConfigError` if an update would evaluate the model again after the vote."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is not None:
+        name = type(optimizer).__name__
+        msg = f"{name}.step(closure) evaluates the model again after the vote: not supported"
+        raise ConfigError(msg)
+
+
+def check_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ConfigError` if a joiner would not get what `optimizer` updates, or its state."""
+    parts = tracked.every_part()
+    optimized = {
+        id(p) for each in parts if isinstance(each, OptimizerPart) for p in each.parameters()
+    }
+    modules = {
+        id(p) for each in parts if isinstance(each, ModulePart) for p in each.bare_parameters()
+    }
+    may_hold_a_model = any(isinstance(each, ObjectPart) for each in parts)
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [] if updated <= optimized else ["the optimizer"]
+    missing += [] if updated <= modules or may_hold_a_model else ["the model"]
+    if missing:
+        msg = (
+            f"{type(optimizer).__name__}.step(): {' and '.join(missing)} would not be handed over; "
+            "call session.track(model=..., optimizer=...) before the loop"
+        )
+        raise ConfigError(msg)
+
+
+def check_gradients(tracked: Tracked) -> None:
+    """Raise `StateError` if a step opens with gradients: a redo could not make them again."""
+    if tracked.has_gradients():
+        msg = (
+            "gradients are present when `with step` is entered: call optimizer.zero_grad() "
+            "after optimizer.step(), and keep micro-batches inside one `with step`"
+        )
+        raise StateError(msg)

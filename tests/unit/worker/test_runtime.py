@@ -1,0 +1,112 @@
+"""A worker's runtime, with a real fabric and a line to the agent that is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from tmover.comm.fabric import Fabric
+from tmover.comm.timeouts import Timeouts
+from tmover.config import WorkerEnvironment
+from tmover.core.events import (
+    Broken,
+    Member,
+    Plan,
+    Prepare,
+    Prepared,
+    Reported,
+    Start,
+    Stop,
+)
+from tmover.worker import runtime as runtime_module
+from tmover.worker.control import Control
+from tmover.worker.identity import Identity
+from tmover.worker.runtime import Runtime
+
+NOBODY = "127.0.0.1:1"
+"""Where nobody listens."""
+
+
+class Line:
+    """What a worker says to its agent."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.on_message: Callable[[Any], None] = lambda _: None
+
+    def send(self, message: Any) -> None:
+        self.said.append(message)
+        self.on_message(message)
+
+    def heard(self, kind: type) -> list[Any]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def runtime_of(line: Line, fabric: Fabric, *, sandbox: bool) -> Runtime:
+    identity = Identity(
+        job="1", agent="a", local_rank=0, slot=0, nnodes=2, nproc=1, sandbox=sandbox
+    )
+    environment = WorkerEnvironment.read({})
+    return Runtime(
+        identity, control=cast(Control, line), fabric=fabric, launch=1, environment=environment
+    )
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    made = Fabric(job="1", secret=b"s" * 32, uid="a/0", address="127.0.0.1", timeouts=Timeouts())
+    yield made
+    made.close(bye=False)
+
+
+def plan(fabric: Fabric, epoch: int) -> Plan:
+    places = (("a/0", "n0", fabric.endpoint), ("b/0", "n1", NOBODY))
+    members = tuple(
+        Member(rank=rank, worker=worker, node=node, endpoint=endpoint)
+        for rank, (worker, node, endpoint) in enumerate(places)
+    )
+    return Plan(epoch=epoch, members=members)
+
+
+def test_a_standby_that_is_asked_twice_is_not_prepared_before_it_has_prepared(
+    line: Line, fabric: Fabric
+) -> None:
+    runtime = runtime_of(line, fabric, sandbox=True)
+    order = Prepare(job="1", agent="a", plan=plan(fabric, 2), sources={})
+
+    runtime.on_message(order)
+    runtime.on_message(order)
+    before = line.heard(Prepared)
+    runtime.say_prepared(2)
+    runtime.on_message(order)
+
+    assert not before
+    assert [said.epoch for said in line.heard(Prepared)] == [2, 2]
+
+
+def test_a_rank_that_cannot_connect_accuses_reports_and_waits_to_be_ended(
+    line: Line, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "FORM_TIMEOUT_S", 0.5)
+    runtime = runtime_of(line, fabric, sandbox=False)
+
+    def end_after_the_report(message: Any) -> None:
+        if isinstance(message, Reported):
+            runtime.on_message(Stop(job="1", agent="a", code=7, reason="all start afresh"))
+
+    line.on_message = end_after_the_report
+    runtime.on_message(Start(job="1", agent="a", plan=plan(fabric, 1)))
+
+    with pytest.raises(SystemExit) as ended:
+        runtime.form()
+
+    assert ended.value.code == 7
+    assert [(said.epoch, said.peers) for said in line.heard(Broken)] == [(1, ("b/0",))]
+    assert [(said.of, said.epoch) for said in line.heard(Reported)] == [(1, 0)]
