@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tmover.comm import lifetime
@@ -26,7 +27,9 @@ from tmover.comm.watch import Loss
 from tmover.comm.wiring import Wiring
 from tmover.comm.world import WORLD, Peer, Running, World
 from tmover.core.events import Plan
-from tmover.errors import ConfigError, Interrupted, LinkError, StateError
+from tmover.errors import ConfigError, Interrupted, LinkError, StateError, TmoverError
+
+logger = logging.getLogger(__name__)
 
 
 class Mode(str, enum.Enum):
@@ -60,7 +63,7 @@ class Fabric:
         self.attempt_open = False
         """Whether results are thrown away if the world is revoked now; set by the session."""
         self.fault: Exception | None = None
-        """A collective that was wrong, and whose caller could not be told."""
+        """What went wrong where nobody could be told: who uses the fabric next is."""
         self.on_broken: OnBroken | None = None
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
@@ -77,6 +80,7 @@ class Fabric:
             check=self._refusal,
             on_word=self._on_word,
             on_lost=self._on_lost,
+            on_failure=self._on_deaf,
         )
         lifetime.begin(self)
 
@@ -163,19 +167,18 @@ class Fabric:
         if coming is not None and coming.epoch < epoch:
             self.rollback(coming.epoch)
 
-    def barrier(
-        self, epoch: int, payload: bytes = b"", *, extra: Mapping[int, bytes] | None = None
-    ) -> list[bytes]:
+    def barrier(self, epoch: int, payload: bytes = b"") -> list[bytes]:
         """Return once every rank of the prepared world stands here; with what each has sent.
 
         Raises `LinkError` if a link of that world breaks first, `Interrupted` if it is revoked.
         What becomes of links outside of that world is looked at later.
         """
+        self._raise_fault()
         world = self.worlds.cross(epoch)
         if world is None:
             msg = f"epoch {epoch} is not prepared"
             raise Interrupted(msg)
-        return self._hear_all(world, Kind.BARRIER, payload, extra or {})
+        return self._hear_all(world, Kind.BARRIER, payload)
 
     def commit(self, epoch: int) -> None:
         """Let every group speak in the prepared world from now on."""
@@ -259,29 +262,36 @@ class Fabric:
             peers = tuple(sorted(loss.peer.uid for loss in seen))
             self.observe(epoch, peers, "; ".join(loss.reason for loss in seen))
 
+    def _on_deaf(self, error: Exception) -> None:
+        """Break every world: a rank that does not hear `REVOKE` would go on in one that is over."""
+        logger.error("the thread that hears the peers failed: %r", error, exc_info=error)
+        self.fault = TmoverError(f"this rank cannot hear its peers any more: {error!r}")
+        for world in self.worlds.all():
+            self.revoke(world.epoch, str(self.fault))
+
+    def _raise_fault(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
     # --- votes and collectives --------------------------------------------------------------------
 
-    def exchange(self, payload: bytes, *, extra: Mapping[int, bytes] | None = None) -> list[bytes]:
-        """Send `payload` to every rank, followed by what `extra` has for it; return what each sent.
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Send `payload` to every rank; return what each sent.
 
         Raises `LinkError` if a link breaks, `Interrupted` if the world is revoked first.
         """
-        if self.fault is not None:
-            raise self.fault
-        extra = extra or {}
+        self._raise_fault()
         if self.mode is Mode.SANDBOX:
-            return [payload + extra.get(self.rank, b"")] * self.world_size
-        return self._hear_all(self.present(), Kind.VOTE, payload, extra)
+            return [payload] * self.world_size
+        return self._hear_all(self.present(), Kind.VOTE, payload)
 
-    def _hear_all(
-        self, world: World, kind: Kind, payload: bytes, extra: Mapping[int, bytes]
-    ) -> list[bytes]:
+    def _hear_all(self, world: World, kind: Kind, payload: bytes) -> list[bytes]:
         barrier = kind is Kind.BARRIER
         timeout_s = self.timeouts.barrier_s if barrier else self.timeouts.collective_s
         hook = self.on_halfway
         halfway = None if hook is None else functools.partial(hook, kind)
         with self._over_votes(world) as mesh:
-            return mesh.everybody(kind, payload, extra, timeout_s, halfway=halfway)
+            return mesh.everybody(kind, payload, timeout_s, halfway=halfway)
 
     @contextmanager
     def _over_votes(self, world: World) -> Iterator[Mesh]:
@@ -327,6 +337,7 @@ class Fabric:
 
     def quiesce(self) -> None:
         """Wait until no collective of this process is under way; if revoked, they end at once."""
+        self._raise_fault()
         deadline = time.monotonic() + self.timeouts.collective_s
         for name, group in list(self.groups.items()):
             if not group.settle(max(0.0, deadline - time.monotonic())):

@@ -96,6 +96,9 @@ class Post:
             except ProtocolError as error:
                 self._fabric.fault = error
                 self._give_up(str(error))
+            except Exception as error:  # noqa: BLE001 - a thread's edge: `exchange` raises it
+                self._fabric.fault = error
+                self._give_up(repr(error))
             if closed:
                 self._give_up("the group is closed")
             self._count()

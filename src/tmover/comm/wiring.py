@@ -29,6 +29,7 @@ class Wiring:
         check: Callable[[Hello], str],
         on_word: Callable[[Peer, Header], None],
         on_lost: Callable[[Sequence[Loss]], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._identity = identity
         self._timeouts = timeouts
@@ -39,7 +40,7 @@ class Wiring:
             handshake_s=timeouts.handshake_s,
         )
         self._opener = Opener(identity, self._listener, timeouts)
-        self._watch = Watch(on_word=on_word, on_lost=on_lost)
+        self._watch = Watch(on_word=on_word, on_lost=on_lost, on_failure=on_failure)
 
     @property
     def endpoint(self) -> str:
