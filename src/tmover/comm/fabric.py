@@ -7,9 +7,9 @@ link means nothing to the next.
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
+import math
 import socket
 import threading
 import time
@@ -20,6 +20,7 @@ from tmover.comm import lifetime
 from tmover.comm.frame import Header, Kind
 from tmover.comm.handshake import Hello
 from tmover.comm.mesh import Mesh
+from tmover.comm.mode import Mode as Mode
 from tmover.comm.opener import Identity
 from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
@@ -30,16 +31,6 @@ from tmover.core.events import Plan
 from tmover.errors import ConfigError, Interrupted, LinkError, StateError, TmoverError
 
 logger = logging.getLogger(__name__)
-
-
-class Mode(str, enum.Enum):
-    """What collectives do."""
-
-    LIVE = "live"
-    SANDBOX = "sandbox"
-    """Answered here, without any peer."""
-    REVOKED = "revoked"
-    """The world is over; answered here inside an attempt, refused outside."""
 
 
 _LEAVING = "this process leaves"
@@ -192,14 +183,18 @@ class Fabric:
             self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
         if before is not None:
             before.revoke(f"epoch {before.epoch} is over")
+        self.wiring.end_handoffs_before(epoch, f"epoch {epoch} has begun")
         self._on_lost(self.worlds.lost_since(world))
 
     def rollback(self, epoch: int) -> None:
         """Close what was prepared for `epoch`; the world before is as it was."""
+        reason = f"epoch {epoch} was given up"
+        if epoch > self.epoch:
+            self.wiring.end_handoffs(epoch, reason)
         world = self.worlds.give_up(epoch)
         if world is None:
             return
-        world.revoke(f"epoch {epoch} was given up")
+        world.revoke(reason)
         self.wiring.wake()
         if world.ready:
             self.wiring.drop(world.fresh, epoch=self.epoch)
@@ -222,8 +217,9 @@ class Fabric:
     def revoke(self, epoch: int, reason: str) -> None:
         """Let nothing of `epoch` pass here any more; wake who waits, and tell every peer.
 
-        Nothing happens unless it is the present or the prepared epoch; twice is harmless.
+        Of an epoch that is neither present nor prepared only hand-offs end; twice is harmless.
         """
+        self.wiring.end_handoffs(epoch, reason)  # a leaver has no world of the epoch
         with self.worlds.lock:
             world = self.worlds.of(epoch)
             if world is None or world.latch.is_set:
@@ -349,16 +345,16 @@ class Fabric:
     def connect_state(
         self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
     ) -> socket.socket:
-        """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
-        return self.wiring.connect_state(
-            uid, endpoint, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
-        )
+        """Return a blocking socket to `uid`, over which to hand over state for `epoch`.
+
+        What is done with it fails once the epoch is revoked or rolled back. Raises `Interrupted` if
+        it is.
+        """
+        return self.wiring.connect_state(uid, endpoint, epoch=epoch, timeout_s=timeout_s)
 
     def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
         """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
-        return self.wiring.accept_state(
-            uid, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
-        )
+        return self.wiring.accept_state(uid, epoch=epoch, timeout_s=timeout_s)
 
     # --- who may dial -----------------------------------------------------------------------------
 
@@ -386,7 +382,7 @@ class Fabric:
             peer.say(Kind.BYE, self.epoch)
         for world in self.worlds.all():
             world.revoke(_LEAVING)
-        self.wiring.wake()
+        self.wiring.end_handoffs_before(math.inf, _LEAVING)
         for group in list(self.groups.values()):
             group.close()
         with self._preparing:
