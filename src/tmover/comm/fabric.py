@@ -347,8 +347,7 @@ class Fabric:
     ) -> socket.socket:
         """Return a blocking socket to `uid`, over which to hand over state for `epoch`.
 
-        What is done with it fails once the epoch is revoked or rolled back. Raises `Interrupted` if
-        it is.
+        It fails when the epoch is revoked or rolled back. Raises `Interrupted` if it is already.
         """
         return self.wiring.connect_state(uid, endpoint, epoch=epoch, timeout_s=timeout_s)
 

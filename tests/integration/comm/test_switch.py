@@ -494,6 +494,38 @@ def test_nothing_is_left_of_a_closed_fabric() -> None:
     run({name: functools.partial(body, name=name) for name in OLD})
 
 
+def test_moves_that_are_given_up_leave_nothing_behind() -> None:
+    def count() -> int:
+        return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+    def member(fabric: Fabric, board: Board, name: str) -> None:
+        for epoch in range(2, 22):
+            plan = make_plan(board, epoch, NEW)
+            fabric.prepare(plan, timeout_s=10)
+            meet(board, f"prepared/{epoch}", name)
+            board.get(f"prepared/{epoch}/s0")
+            fabric.rollback(epoch)
+            meet(board, f"over/{epoch}", name)
+            if epoch == 2:
+                before = count()
+        assert count() == before
+        total()
+
+    def joiner(board: Board) -> None:
+        fabric = standby(board)
+        before = count()
+        for epoch in range(2, 22):
+            fabric.prepare(make_plan(board, epoch, NEW), timeout_s=10)
+            board.put(f"prepared/{epoch}/s0")
+            for name in OLD:
+                board.get(f"prepared/{epoch}/{name}")
+            fabric.rollback(epoch)
+        assert count() == before
+        leave(fabric)
+
+    run_members(member, s0=joiner)
+
+
 def test_a_forked_child_holds_no_link_open() -> None:
     """Rank 1 dies while a process it forked, as a data loader does, lives on."""
     until_the_end, end = os.pipe()
