@@ -1,4 +1,7 @@
-"""Open a link: dial the other end, or wait for it to dial here."""
+"""Open links by dialing: one, or many at once, so that who never answers keeps nobody waiting.
+
+A conversation is a generator: it says for what it waits, and whoever drives it waits for many.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,24 @@ import os
 import select
 import socket
 import time
+from collections.abc import Generator, Iterable
+from typing import NamedTuple, TypeVar
 
 from tmover.comm.handshake import Dialer, Hello
 from tmover.comm.latch import Latch
 from tmover.errors import Interrupted, LinkError
+
+T = TypeVar("T")
+
+
+class Wait(NamedTuple):
+    """What a conversation waits for."""
+
+    sock: socket.socket
+    mask: int
+
+
+Conversation = Generator[Wait, None, T]
 
 
 def dial(
@@ -20,17 +37,31 @@ def dial(
     Raises `LinkError` if nobody is there, refuses, or does not answer by the deadline, and
     `Interrupted` once the latch is set.
     """
+    opened: list[socket.socket] = []
+
+    def one() -> Conversation[None]:
+        opened.append((yield from introduce(endpoint, hello, secret=secret, source=source)))
+
+    errors = converse([one()], latch=latch, deadline=deadline)
+    if errors:
+        raise errors.pop()
+    return opened[0]
+
+
+def introduce(
+    endpoint: str, hello: Hello, *, secret: bytes, source: str
+) -> Conversation[socket.socket]:
+    """Connect and introduce oneself; what comes of it is as `dial` says."""
     host, _, port = endpoint.rpartition(":")
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.settimeout(0)
         sock.bind((source, 0))
-        ready = _Ready(sock, latch, deadline)
-        _connect(sock, (host, int(port)), ready)
+        yield from _connect(sock, (host, int(port)))
         dialer = Dialer(hello, secret)
         sock.send(dialer.start())
         while not dialer.done:
-            reply = dialer.feed(_read(sock, dialer.needs, ready))
+            reply = dialer.feed((yield from _read(sock, dialer.needs)))
             if reply:
                 sock.send(reply)
     except OSError as error:
@@ -43,43 +74,81 @@ def dial(
     return sock
 
 
-class _Ready:
-    """Waits for a socket, a latch, or a deadline."""
+def converse(
+    conversations: Iterable[Conversation[None]], *, latch: Latch, deadline: float
+) -> list[LinkError]:
+    """Carry all of them on at once; return how those failed that did.
 
-    def __init__(self, sock: socket.socket, latch: Latch, deadline: float) -> None:
-        self._sock = sock
-        self._latch = latch
-        self._deadline = deadline
+    Raises `Interrupted` once the latch is set.
+    """
+    errors: list[LinkError] = []
+    waiting: dict[Conversation[None], Wait] = {}
+    try:
+        for conversation in conversations:
+            _go_on(conversation, waiting, errors)
+        while waiting:
+            ready = _wait(waiting, latch, deadline)
+            for conversation in ready or list(waiting):
+                _go_on(conversation, waiting, errors, late=not ready)
+    finally:
+        for conversation in waiting:
+            conversation.close()
+    return errors
 
-    def wait(self, mask: int) -> None:
-        poller = select.poll()
-        poller.register(self._sock, mask)
-        poller.register(self._latch.fd, select.POLLIN)
-        events = poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
-        if self._latch.is_set:
-            raise Interrupted(self._latch.reason)
-        if not events:
-            msg = "no answer in time"
-            raise TimeoutError(msg)
+
+def _go_on(
+    conversation: Conversation[None],
+    waiting: dict[Conversation[None], Wait],
+    errors: list[LinkError],
+    *,
+    late: bool = False,
+) -> None:
+    """Let one go on until it waits again, or ends: by itself, or because it is late."""
+    waiting.pop(conversation, None)
+    try:
+        if late:
+            conversation.throw(TimeoutError("no answer in time"))
+        else:
+            waiting[conversation] = next(conversation)
+    except StopIteration:
+        return
+    except LinkError as error:
+        errors.append(error.with_traceback(None))  # which would hold this list, and so itself
 
 
-def _connect(sock: socket.socket, address: tuple[str, int], ready: _Ready) -> None:
+def _wait(
+    waiting: dict[Conversation[None], Wait], latch: Latch, deadline: float
+) -> list[Conversation[None]]:
+    """Return those that can go on; none after the deadline."""
+    poller = select.poll()
+    poller.register(latch.fd, select.POLLIN)
+    by_fd = {}
+    for conversation, (sock, mask) in waiting.items():
+        poller.register(sock, mask)
+        by_fd[sock.fileno()] = conversation
+    events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    if latch.is_set:
+        raise Interrupted(latch.reason)
+    return [by_fd[fd] for fd, _ in events if fd in by_fd]
+
+
+def _connect(sock: socket.socket, address: tuple[str, int]) -> Conversation[None]:
     try:
         sock.connect(address)
     except BlockingIOError:
-        ready.wait(select.POLLOUT)
+        yield Wait(sock, select.POLLOUT)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code)) from None
 
 
-def _read(sock: socket.socket, size: int, ready: _Ready) -> bytes:
+def _read(sock: socket.socket, size: int) -> Conversation[bytes]:
     data = b""
     while len(data) < size:
         try:
             chunk = sock.recv(size - len(data))
         except BlockingIOError:
-            ready.wait(select.POLLIN)
+            yield Wait(sock, select.POLLIN)
             continue
         if not chunk:
             msg = "the other end hung up"

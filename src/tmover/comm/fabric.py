@@ -7,18 +7,20 @@ link means nothing to the next.
 
 from __future__ import annotations
 
-import enum
 import functools
+import logging
+import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tmover.comm import lifetime
 from tmover.comm.frame import Header, Kind
 from tmover.comm.handshake import Hello
 from tmover.comm.mesh import Mesh
+from tmover.comm.mode import Mode as Mode
 from tmover.comm.opener import Identity
 from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
@@ -26,17 +28,9 @@ from tmover.comm.watch import Loss
 from tmover.comm.wiring import Wiring
 from tmover.comm.world import WORLD, Peer, Running, World
 from tmover.core.events import Plan
-from tmover.errors import ConfigError, Interrupted, LinkError, StateError
+from tmover.errors import ConfigError, Interrupted, LinkError, StateError, TmoverError
 
-
-class Mode(str, enum.Enum):
-    """What collectives do."""
-
-    LIVE = "live"
-    SANDBOX = "sandbox"
-    """Answered here, without any peer."""
-    REVOKED = "revoked"
-    """The world is over; answered here inside an attempt, refused outside."""
+logger = logging.getLogger(__name__)
 
 
 _LEAVING = "this process leaves"
@@ -62,7 +56,7 @@ class Fabric:
         self.refusal = ""
         """Why no collective may be made now, "" if one may; set by the session."""
         self.fault: Exception | None = None
-        """A collective that was wrong, and whose caller could not be told."""
+        """What went wrong where nobody could be told: who uses the fabric next is."""
         self.on_broken: OnBroken | None = None
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
@@ -79,6 +73,7 @@ class Fabric:
             check=self._refusal,
             on_word=self._on_word,
             on_lost=self._on_lost,
+            on_failure=self._on_deaf,
         )
         lifetime.begin(self)
 
@@ -165,19 +160,18 @@ class Fabric:
         if coming is not None and coming.epoch < epoch:
             self.rollback(coming.epoch)
 
-    def barrier(
-        self, epoch: int, payload: bytes = b"", *, extra: Mapping[int, bytes] | None = None
-    ) -> list[bytes]:
+    def barrier(self, epoch: int, payload: bytes = b"") -> list[bytes]:
         """Return once every rank of the prepared world stands here; with what each has sent.
 
         Raises `LinkError` if a link of that world breaks first, `Interrupted` if it is revoked.
         What becomes of links outside of that world is looked at later.
         """
+        self._raise_fault()
         world = self.worlds.cross(epoch)
         if world is None:
             msg = f"epoch {epoch} is not prepared"
             raise Interrupted(msg)
-        return self._hear_all(world, Kind.BARRIER, payload, extra or {})
+        return self._hear_all(world, Kind.BARRIER, payload)
 
     def commit(self, epoch: int) -> None:
         """Let every group speak in the prepared world from now on."""
@@ -191,14 +185,18 @@ class Fabric:
             self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
         if before is not None:
             before.revoke(f"epoch {before.epoch} is over")
+        self.wiring.end_handoffs_before(epoch, f"epoch {epoch} has begun")
         self._on_lost(self.worlds.lost_since(world))
 
     def rollback(self, epoch: int) -> None:
         """Close what was prepared for `epoch`; the world before is as it was."""
+        reason = f"epoch {epoch} was given up"
+        if epoch > self.epoch:
+            self.wiring.end_handoffs(epoch, reason)
         world = self.worlds.give_up(epoch)
         if world is None:
             return
-        world.revoke(f"epoch {epoch} was given up")
+        world.revoke(reason)
         self.wiring.wake()
         if world.ready:
             self.wiring.drop(world.fresh, epoch=self.epoch)
@@ -221,8 +219,9 @@ class Fabric:
     def revoke(self, epoch: int, reason: str) -> None:
         """Let nothing of `epoch` pass here any more; wake who waits, and tell every peer.
 
-        Nothing happens unless it is the present or the prepared epoch; twice is harmless.
+        Of an epoch that is neither present nor prepared only hand-offs end; twice is harmless.
         """
+        self.wiring.end_handoffs(epoch, reason)  # a leaver has no world of the epoch
         with self.worlds.lock:
             world = self.worlds.of(epoch)
             if world is None or world.latch.is_set:
@@ -261,29 +260,36 @@ class Fabric:
             peers = tuple(sorted(loss.peer.uid for loss in seen))
             self.observe(epoch, peers, "; ".join(loss.reason for loss in seen))
 
+    def _on_deaf(self, error: Exception) -> None:
+        """Break every world: a rank that does not hear `REVOKE` would go on in one that is over."""
+        logger.error("the thread that hears the peers failed: %r", error, exc_info=error)
+        self.fault = TmoverError(f"this rank cannot hear its peers any more: {error!r}")
+        for world in self.worlds.all():
+            self.revoke(world.epoch, str(self.fault))
+
+    def _raise_fault(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
     # --- votes and collectives --------------------------------------------------------------------
 
-    def exchange(self, payload: bytes, *, extra: Mapping[int, bytes] | None = None) -> list[bytes]:
-        """Send `payload` to every rank, followed by what `extra` has for it; return what each sent.
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Send `payload` to every rank; return what each sent.
 
         Raises `LinkError` if a link breaks, `Interrupted` if the world is revoked first.
         """
-        if self.fault is not None:
-            raise self.fault
-        extra = extra or {}
+        self._raise_fault()
         if self.mode is Mode.SANDBOX:
-            return [payload + extra.get(self.rank, b"")] * self.world_size
-        return self._hear_all(self.present(), Kind.VOTE, payload, extra)
+            return [payload] * self.world_size
+        return self._hear_all(self.present(), Kind.VOTE, payload)
 
-    def _hear_all(
-        self, world: World, kind: Kind, payload: bytes, extra: Mapping[int, bytes]
-    ) -> list[bytes]:
+    def _hear_all(self, world: World, kind: Kind, payload: bytes) -> list[bytes]:
         barrier = kind is Kind.BARRIER
         timeout_s = self.timeouts.barrier_s if barrier else self.timeouts.collective_s
         hook = self.on_halfway
         halfway = None if hook is None else functools.partial(hook, kind)
         with self._over_votes(world) as mesh:
-            return mesh.everybody(kind, payload, extra, timeout_s, halfway=halfway)
+            return mesh.everybody(kind, payload, timeout_s, halfway=halfway)
 
     @contextmanager
     def _over_votes(self, world: World) -> Iterator[Mesh]:
@@ -329,6 +335,7 @@ class Fabric:
 
     def quiesce(self) -> None:
         """Wait until no collective of this process is under way; if revoked, they end at once."""
+        self._raise_fault()
         deadline = time.monotonic() + self.timeouts.collective_s
         for name, group in list(self.groups.items()):
             if not group.settle(max(0.0, deadline - time.monotonic())):
@@ -340,16 +347,15 @@ class Fabric:
     def connect_state(
         self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
     ) -> socket.socket:
-        """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
-        return self.wiring.connect_state(
-            uid, endpoint, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
-        )
+        """Return a blocking socket to `uid`, over which to hand over state for `epoch`.
+
+        It fails when the epoch is revoked or rolled back. Raises `Interrupted` if it is already.
+        """
+        return self.wiring.connect_state(uid, endpoint, epoch=epoch, timeout_s=timeout_s)
 
     def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
         """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
-        return self.wiring.accept_state(
-            uid, epoch=epoch, world=self.worlds.of(epoch), timeout_s=timeout_s
-        )
+        return self.wiring.accept_state(uid, epoch=epoch, timeout_s=timeout_s)
 
     # --- who may dial -----------------------------------------------------------------------------
 
@@ -377,7 +383,7 @@ class Fabric:
             peer.say(Kind.BYE, self.epoch)
         for world in self.worlds.all():
             world.revoke(_LEAVING)
-        self.wiring.wake()
+        self.wiring.end_handoffs_before(math.inf, _LEAVING)
         for group in list(self.groups.values()):
             group.close()
         with self._preparing:

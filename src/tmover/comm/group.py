@@ -22,6 +22,7 @@ from tmover.comm.p2p import Post
 from tmover.comm.tensors import flat, give_back, reduction_of
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
+from tmover.comm.world import World
 from tmover.errors import ConfigError, Interrupted, LinkError
 
 Live = Callable[[Mesh], None]
@@ -342,13 +343,14 @@ class TmoverGroup(NamedGroup):
         return self._message(tensors, ANY, tag, outgoing=False)
 
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
-        if self._is_answered():
+        world = self._world()
+        if world is None:
             if not outgoing:
                 sandbox.blank(tensors)
             return Answered(tensors, (self.rank() + 1) % self.size() if peer == ANY else peer)
         message = Message(
             tensors[0],
-            world=self._fabric.present(),
+            world=world,
             outgoing=outgoing,
             peer=peer,
             tag=tag,
@@ -356,6 +358,20 @@ class TmoverGroup(NamedGroup):
         )
         message.strict = self.strict
         return self._post.post(message)
+
+    def _world(self) -> World | None:
+        """Return the world that messages go through; None if they are answered here.
+
+        It may be revoked after the look at the mode. Raises `Interrupted` where that is refused.
+        """
+        if self._is_answered():
+            return None
+        try:
+            return self._fabric.present()
+        except Interrupted:
+            if self.strict or not self._fabric.attempt_open:
+                raise
+            return None
 
     def splitGroup(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: groups are made with `new_group`."""

@@ -140,7 +140,7 @@ class Acceptor:
         self._said, self._buffer = self._buffer[start:], b""
         try:
             self._claimed = _decoder.decode(self._said)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             msg = f"hello cannot be read: {error}"
             raise ProtocolError(msg) from error
         return self._nonce + _prove(self._secret, b"listener", self._said, self._nonce)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 
 import torch
 
 from tmover.comm.frame import Header, Kind, Op, Stamp
 from tmover.comm.link import Link
+from tmover.comm.shelf import Shelf
 from tmover.comm.tensors import flat, give_back, view
 from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
@@ -137,30 +137,31 @@ class Inbox:
     def __init__(self, rank: int, claim_any: Callable[[int], Message | None]) -> None:
         self._rank = rank
         self._claim_any = claim_any
-        self._asked: dict[int, deque[Message]] = defaultdict(deque)
-        self._unasked: dict[int, deque[bytearray]] = defaultdict(deque)
+        self._asked: Shelf[Message] = Shelf()
+        self._unasked: Shelf[bytearray] = Shelf()
         self._incoming: Incoming | None = None
         self._target: Message | None = None
         self._spare: bytearray | None = None
 
     def ask(self, message: Message) -> bool:
         """Ask for a message; return whether it was there already."""
-        if self._unasked[message.tag]:
-            self._deliver(message, self._unasked[message.tag].popleft())
+        data = self._unasked.take(message.tag)
+        if data is not None:
+            self._deliver(message, data)
             return True
         if message.peer != ANY:
-            self._asked[message.tag].append(message)
+            self._asked.put(message.tag, message)
         return False
 
     def wanted(self) -> bool:
         """Return whether something is to be read: asked for, or come in part."""
         under_way = self._incoming is not None and self._incoming.under_way
-        return under_way or any(self._asked.values())
+        return under_way or bool(self._asked)
 
     def waiting(self) -> list[Message]:
         """Return all that was asked for and has not come."""
         target = [self._target] if self._target is not None else []
-        return target + [message for asked in self._asked.values() for message in asked]
+        return [*target, *self._asked]
 
     def read(self, link: Link, epoch: int, burnt: Burnt) -> bool:
         """Read what has come. Return whether it was a whole message, and more may have come."""
@@ -182,7 +183,7 @@ class Inbox:
             return
         target = target or self._claim(tag)
         if target is None:
-            self._unasked[tag].append(spare)
+            self._unasked.put(tag, spare)
         else:
             self._deliver(target, spare)
 
@@ -192,8 +193,7 @@ class Inbox:
         self._complete(tag)
 
     def _claim(self, tag: int) -> Message | None:
-        asked = self._asked[tag]
-        return asked.popleft() if asked else self._claim_any(tag)
+        return self._asked.take(tag) or self._claim_any(tag)
 
     def _choose(self, head: Header) -> memoryview:
         self._target = self._claim(head.seq)

@@ -20,15 +20,23 @@ _NOTHING = memoryview(b"")
 
 def tune(sock: socket.socket, timeouts: Timeouts) -> None:
     """Make a connected socket fast, nonblocking, and quick to notice a peer that is gone."""
+    look_after(sock, timeouts, unacked_s=timeouts.unacked_s)
     sock.settimeout(0)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+
+
+def look_after(sock: socket.socket, timeouts: Timeouts, *, unacked_s: float) -> None:
+    """Send at once, and let a peer that is gone be noticed, whether it is spoken to or not.
+
+    The kernel breaks a connection too when the other end lives and reads nothing for `unacked_s`.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, timeouts.idle_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, timeouts.interval_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, timeouts.probes)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeouts.unacked_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacked_s * 1000))
 
 
 class Link:

@@ -66,6 +66,8 @@ class Listener:
         self._parked: dict[Key, _Parked] = {}
         self._visitors: set[_Visitor] = set()
         self._subscribers: dict[tuple[str, str], Callable[[], None]] = {}
+        self._failed = False
+        """Whether a visitor has brought out a fault of ours: the log says so once."""
         self._wake = Latch()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
@@ -129,7 +131,7 @@ class Listener:
                 if key.fileobj is self._socket:
                     self._accept()
                 elif key.data is not None:
-                    self._talk(key.data)
+                    self._receive(key.data)
             now = time.monotonic()
             for visitor in [v for v in self._visitors if v.deadline < now]:
                 self._dismiss(visitor, "did not finish its handshake in time")
@@ -142,6 +144,16 @@ class Listener:
             visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
             self._visitors.add(visitor)
             self._selector.register(sock, selectors.EVENT_READ, visitor)
+
+    def _receive(self, visitor: _Visitor) -> None:
+        """Hear a visitor. Whatever goes wrong with him ends his visit, and nobody else's."""
+        try:
+            self._talk(visitor)
+        except Exception as error:  # a thread's edge: without it no link is opened any more
+            level = logging.DEBUG if self._failed else logging.WARNING
+            self._failed = True
+            logger.log(level, "a handshake failed: %r", error, exc_info=error)
+            self._dismiss(visitor, repr(error))
 
     def _talk(self, visitor: _Visitor) -> None:
         """Go on with one handshake. Its messages are short: they fit any socket's buffer."""

@@ -81,33 +81,31 @@ class Mesh:
         self,
         kind: Kind,
         payload: bytes,
-        extra: Mapping[int, bytes],
         timeout_s: float,
         *,
         halfway: Callable[[], None] | None = None,
     ) -> list[bytes]:
-        """Send `payload` to all, with what `extra` has for each; return what each rank sent here.
+        """Send `payload` to all; return what each rank sent here.
 
         `halfway` is called when one peer has been told and the others have not: the moment at which
         a fault is hardest to get right.
         """
         self._seq += 1
         seq = 0 if kind is Kind.BARRIER else self._seq
+        stamp = Stamp(kind, Op.NONE, 0, self.epoch, seq, len(payload))
         sends, receives = [], {}
         for rank in self.peers:
             link = self.link(rank)
-            data = payload + extra.get(rank, b"")
-            stamp = Stamp(kind, Op.NONE, 0, self.epoch, seq, len(data))
-            sends.append(Send(link, stamp, memoryview(data)))
+            sends.append(Send(link, stamp, memoryview(payload)))
             receives[rank] = Collect(link, stamp, self._burnt)
         if halfway is not None:
             transfer(sends[:1], [], self.latch, timeout_s)
             halfway()
             sends = sends[1:]
         transfer(sends, list(receives.values()), self.latch, timeout_s)
-        own = payload + extra.get(self.rank, b"")
         return [
-            own if rank == self.rank else bytes(receives[rank].data) for rank in range(self.size)
+            payload if rank == self.rank else bytes(receives[rank].data)
+            for rank in range(self.size)
         ]
 
     def hand_on(self, payload: bytes, *, to: int, source: int, timeout_s: float) -> bytes:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tmover.comm.dial import dial
+from tmover.comm.dial import Conversation, converse, introduce
 from tmover.comm.handshake import Hello
 from tmover.comm.latch import Latch
 from tmover.comm.link import Link, tune
@@ -53,23 +53,26 @@ class Opener:
     def open_all(
         self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
     ) -> None:
-        """Open every link in `wanted`, first those this process dials.
+        """Open every link in `wanted`, first those this process dials, to all peers at once.
 
         What was opened stays in its peer's `lanes`. Raises one `LinkError` that names every peer
-        that could not be reached.
+        that could not be reached, and none that another one kept waiting.
         """
         deadline = time.monotonic() + timeout_s
-        errors: list[LinkError] = []
-        for want in sorted(wanted, key=lambda want: self._dials(want.peer), reverse=True):
+        dialed: dict[str, list[Wanted]] = {}
+        awaited: list[Wanted] = []
+        for want in wanted:
+            own = self._dials(want.peer)
+            (dialed.setdefault(want.peer.uid, []) if own else awaited).append(want)
+        dialing = [self._dial_in_turn(wants, epoch=epoch) for wants in dialed.values()]
+        errors = converse(dialing, latch=latch, deadline=deadline)
+        for want in awaited:
             if any(want.peer.uid in error.peers for error in errors):
                 continue
             try:
-                if self._dials(want.peer):
-                    self.dial(want, epoch=epoch, latch=latch, deadline=deadline)
-                else:
-                    self._await(want, latch=latch, deadline=deadline)
+                self._await(want, latch=latch, deadline=deadline)
             except LinkError as error:
-                errors.append(error)
+                errors.append(error.with_traceback(None))  # it would hold the latch till `gc` comes
         if errors:
             raise _joined(errors)
 
@@ -101,17 +104,20 @@ class Opener:
 
     def dial(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
         """Open one link by dialing, whichever uid is the larger."""
-        peer, lane = want
-        hello = hello_to(peer.uid, lane, epoch, self._identity)
-        sock = dial(
-            peer.endpoint,
-            hello,
-            secret=self._identity.secret,
-            source=self._identity.address,
-            latch=latch,
-            deadline=deadline,
-        )
-        return self._adopt(sock, want)
+        dialing = [self._dial_in_turn([want], epoch=epoch)]
+        errors = converse(dialing, latch=latch, deadline=deadline)
+        if errors:
+            raise errors.pop()
+        return want.peer.lanes[want.lane]
+
+    def _dial_in_turn(self, wants: Sequence[Wanted], *, epoch: int) -> Conversation[None]:
+        """Open links to one peer, one after the other."""
+        own = self._identity
+        for want in wants:
+            peer, lane = want
+            hello = hello_to(peer.uid, lane, epoch, own)
+            sock = yield from introduce(peer.endpoint, hello, secret=own.secret, source=own.address)
+            self._adopt(sock, want)
 
     def _adopt(self, sock: socket.socket, want: Wanted) -> Link:
         """Make a link of a connection that has passed its handshake."""

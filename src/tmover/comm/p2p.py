@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 
 import torch
 
@@ -19,6 +19,7 @@ from tmover.comm.frame import Kind, Op, Stamp
 from tmover.comm.inbox import ANY, Inbox, Message
 from tmover.comm.latch import Bell
 from tmover.comm.link import Link
+from tmover.comm.shelf import Shelf
 from tmover.comm.tensors import view
 from tmover.comm.transfer import Send
 from tmover.comm.world import Peer, World, message_lanes
@@ -44,7 +45,7 @@ class Post:
         self._outgoing: dict[int, _Box] = {}
         self._sends: dict[int, Send] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self._from_any: dict[int, _Box] = defaultdict(deque)
+        self._from_any: Shelf[Message] = Shelf()
 
     def post(self, message: Message) -> Message:
         """Send or receive a message in the background."""
@@ -96,6 +97,9 @@ class Post:
             except ProtocolError as error:
                 self._fabric.fault = error
                 self._give_up(str(error))
+            except Exception as error:  # noqa: BLE001 - a thread's edge: `exchange` raises it
+                self._fabric.fault = error
+                self._give_up(repr(error))
             if closed:
                 self._give_up("the group is closed")
             self._count()
@@ -112,9 +116,9 @@ class Post:
             self._changed.notify_all()
 
     def _under_way(self) -> list[Message]:
-        boxes = [*self._outgoing.values(), *self._from_any.values()]
         asked = [message for inbox in self._inboxes.values() for message in inbox.waiting()]
-        return asked + [message for box in boxes for message in box]
+        sent = [message for box in self._outgoing.values() for message in box]
+        return [*asked, *sent, *self._from_any]
 
     def _take_on(self, message: Message) -> None:
         if message.world is not self._world:
@@ -125,17 +129,13 @@ class Post:
         elif message.peer != ANY:
             self._inboxes[message.peer].ask(message)
         elif not any(inbox.ask(message) for inbox in self._inboxes.values()):
-            self._from_any[message.tag].append(message)
+            self._from_any.put(message.tag, message)
 
     def _enter(self, world: World) -> None:
         self._world = world
         ranks = range(len(self._ranks))
         self._outgoing = {rank: deque() for rank in ranks}
-        self._inboxes = {rank: Inbox(rank, self._claim_any) for rank in ranks}
-
-    def _claim_any(self, tag: int) -> Message | None:
-        waiting = self._from_any[tag]
-        return waiting.popleft() if waiting else None
+        self._inboxes = {rank: Inbox(rank, self._from_any.take) for rank in ranks}
 
     def _advance(self) -> None:
         """Move everything as far as it goes without waiting."""
@@ -160,7 +160,7 @@ class Post:
             raise LinkError(msg, peers)
 
     def _wanted(self, inbox: Inbox) -> bool:
-        return inbox.wanted() or any(self._from_any.values())
+        return inbox.wanted() or bool(self._from_any)
 
     def _peer(self, rank: int, world: World) -> Peer | None:
         """Return who holds a rank of the group; None if it is this process, or `ANY`."""

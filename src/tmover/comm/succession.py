@@ -120,7 +120,10 @@ class Succession:
             return before
 
     def give_up(self, epoch: int) -> World | None:
-        """Burn an epoch, and return its world if there is one. Not the present one's."""
+        """Burn an epoch, and return its world if there is one. Not the present one's.
+
+        Nothing here holds the world any more: it goes with the last thread that waits in it.
+        """
         with self.lock:
             if epoch <= self.epoch:
                 return None
@@ -129,7 +132,6 @@ class Succession:
             if world is None or world.epoch != epoch:
                 return None
             self.coming, self._crossing = None, False
-            self._remains.worlds.append(world)
             return world
 
     def take_remains(self) -> Remains:

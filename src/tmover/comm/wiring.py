@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tmover.comm.dial import dial
 from tmover.comm.frame import Header, Kind
+from tmover.comm.handoffs import Handoffs
 from tmover.comm.handshake import Hello
-from tmover.comm.latch import Latch
-from tmover.comm.link import Link
+from tmover.comm.link import Link, look_after
 from tmover.comm.listener import Key, Listener
 from tmover.comm.opener import Identity, Opener, hello_to
 from tmover.comm.timeouts import Timeouts
@@ -29,6 +29,7 @@ class Wiring:
         check: Callable[[Hello], str],
         on_word: Callable[[Peer, Header], None],
         on_lost: Callable[[Sequence[Loss]], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._identity = identity
         self._timeouts = timeouts
@@ -39,7 +40,8 @@ class Wiring:
             handshake_s=timeouts.handshake_s,
         )
         self._opener = Opener(identity, self._listener, timeouts)
-        self._watch = Watch(on_word=on_word, on_lost=on_lost)
+        self._handoffs = Handoffs()
+        self._watch = Watch(on_word=on_word, on_lost=on_lost, on_failure=on_failure)
 
     @property
     def endpoint(self) -> str:
@@ -96,37 +98,45 @@ class Wiring:
     # --- state ------------------------------------------------------------------------------------
 
     def connect_state(
-        self, uid: str, endpoint: str, *, epoch: int, world: World | None, timeout_s: float
+        self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
     ) -> socket.socket:
-        """Return a blocking socket to `uid`, which waits in `accept_state`."""
+        """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
         sock = dial(
             endpoint,
             hello_to(uid, STATE, epoch, self._identity),
             secret=self._identity.secret,
             source=self._identity.address,
-            latch=world.latch if world is not None else Latch(),
+            latch=self._handoffs.latch(epoch),
             deadline=time.monotonic() + timeout_s,
         )
-        return self._hand_out(sock, world)
+        return self._hand_out(sock, epoch)
 
-    def accept_state(
-        self, uid: str, *, epoch: int, world: World | None, timeout_s: float
-    ) -> socket.socket:
-        """Return the other end of what `uid` has connected."""
+    def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
+        """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
         sock = self._listener.take(
             Key(STATE.group, STATE.use, uid),
             since=epoch,
-            latch=world.latch if world is not None else Latch(),
+            latch=self._handoffs.latch(epoch),
             deadline=time.monotonic() + timeout_s,
         )
-        return self._hand_out(sock, world)
+        return self._hand_out(sock, epoch)
 
-    def _hand_out(self, sock: socket.socket, world: World | None) -> socket.socket:
-        sock.settimeout(self._timeouts.state_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if world is not None:
-            world.handoffs.add(sock)
-        return sock
+    def end_handoffs(self, epoch: int, reason: str) -> None:
+        """Wake whoever connects, waits, sends or receives to hand over state for `epoch`."""
+        self._handoffs.end(epoch, reason)
+        self.wake()
+
+    def end_handoffs_before(self, epoch: float, reason: str) -> None:
+        """Do so for every epoch below this one."""
+        self._handoffs.end_before(epoch, reason)
+        self.wake()
+
+    def _hand_out(self, sock: socket.socket, epoch: int) -> socket.socket:
+        """Make a connection ready for state. A receiver may stop to think for up to `state_s`."""
+        timeouts = self._timeouts
+        sock.settimeout(timeouts.state_s)
+        look_after(sock, timeouts, unacked_s=max(timeouts.state_s, timeouts.unacked_s))
+        return self._handoffs.keep(epoch, sock)
 
     # --- closing ----------------------------------------------------------------------------------
 

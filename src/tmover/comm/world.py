@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -111,8 +109,6 @@ class World:
         self.meshes: dict[str, Mesh] = {}
         self.latch = Latch()
         self.ready = False
-        self.handoffs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        """Sockets over which state is being handed over for this world."""
         self.burnt: Callable[[int], bool] = burnt.__contains__
         self._timeout_s = timeout_s
 
@@ -178,6 +174,3 @@ class World:
     def revoke(self, reason: str) -> None:
         """Wake everybody who waits for something of this world."""
         self.latch.set(reason)
-        for sock in list(self.handoffs):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)

@@ -54,13 +54,15 @@ class Frame(NamedTuple):
 
 
 class Pipe:
-    """One end of a transfer: frames over a socket, until a deadline."""
+    """One end of a transfer: frames over a socket, until a deadline or the socket's timeout."""
 
     def __init__(self, sock: socket.socket, *, peer: str, timeout_s: float) -> None:
         self._sock = sock
         self._peer = peer
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
+        self._stall_s = sock.gettimeout() or timeout_s
+        """How long one read or write may take: what the socket came with."""
         self._hash = xxhash.xxh3_128()
         self._sent = 0
         self._received = 0
@@ -110,10 +112,12 @@ class Pipe:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._late()
-        self._sock.settimeout(left)
+        self._sock.settimeout(min(left, self._stall_s))
 
     def _late(self) -> LinkError:
         msg = f"the state transfer with {self._peer} took longer than {self._timeout_s:g} s"
+        if time.monotonic() < self._deadline:
+            msg = f"the state transfer with {self._peer} stood still for {self._stall_s:g} s"
         return LinkError(msg, (self._peer,))
 
     def _broken(self, reason: object) -> LinkError:

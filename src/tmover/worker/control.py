@@ -16,7 +16,7 @@ from collections.abc import Callable
 import zmq
 
 from tmover import wire
-from tmover.errors import ProtocolError, TmoverError
+from tmover.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Control:
             socket.connect(self._address)
             socket.send_multipart(wire.encode(self._hello))
             self._serve(socket)
-        except (zmq.ZMQError, OSError, TmoverError) as error:
+        except Exception as error:  # noqa: BLE001 - a thread's edge: without it no order is heard
             self._on_failure(error)
         finally:
             socket.close()

@@ -36,7 +36,7 @@ from tmover.core.events import (
     Stop,
     Welcome,
 )
-from tmover.errors import ConfigError, Interrupted, LinkError
+from tmover.errors import ConfigError, TmoverError
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
 from tmover.worker.standing import Standing
@@ -250,11 +250,10 @@ class Runtime:
             if order.plan.rank_of(self.worker) is not None:
                 self.injector.at(Point.IN_PREPARE, self.standing.rank.step)
                 self.prepare_links(order.plan)
-        except (LinkError, Interrupted) as error:
+        except Exception as error:  # noqa: BLE001 - a thread's edge: the controller waits for a word
+            reason = str(error) if isinstance(error, TmoverError) else repr(error)
             self.send(
-                PrepareFailed(
-                    job=self.identity.job, worker=self.worker, epoch=epoch, reason=str(error)
-                )
+                PrepareFailed(job=self.identity.job, worker=self.worker, epoch=epoch, reason=reason)
             )
             return
         self.trace.write("prepared", epoch=epoch)

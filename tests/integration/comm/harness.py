@@ -201,3 +201,19 @@ def in_world(program: Callable[[int, int], Any], size: int) -> dict[str, Any]:
         name: functools.partial(rank_program, rank=rank) for rank, name in enumerate(names)
     }
     return {name: outcome.value for name, outcome in run(programs).items()}
+
+
+def in_fabrics(program: Callable[[Fabric, Board, str], Any], size: int) -> dict[str, Any]:
+    """Run `program(fabric, board, name)` on every rank of a fresh world, and end its fabric."""
+    names = [f"n{rank}" for rank in range(size)]
+
+    def rank_program(board: Board, name: str) -> Any:
+        fabric = join(board, name, names)
+        result = program(fabric, board, name)
+        leave(fabric)
+        return result
+
+    programs: dict[str, Program] = {
+        name: functools.partial(rank_program, name=name) for name in names
+    }
+    return {name: outcome.value for name, outcome in run(programs).items()}

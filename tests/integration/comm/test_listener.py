@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -10,7 +12,7 @@ import msgspec
 import pytest
 
 from tmover.comm.dial import dial
-from tmover.comm.handshake import Hello
+from tmover.comm.handshake import MAGIC, Hello
 from tmover.comm.latch import Latch
 from tmover.comm.listener import Key, Late, Listener
 from tmover.errors import Interrupted, LinkError
@@ -108,6 +110,43 @@ def test_strangers_neither_block_nor_stay(listener: Listener, latch: Latch) -> N
         except ConnectionResetError:
             assert stranger is noisy
         stranger.close()
+
+
+def test_a_stranger_whose_hello_is_nested_too_deeply_ends_only_his_own_visit(
+    listener: Listener, latch: Latch
+) -> None:
+    host, _, port = listener.endpoint.rpartition(":")
+    said = b"\x81\xa1x" + b"\x91" * 4000
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(MAGIC + struct.pack("<H", len(said)) + said)
+        assert stranger.recv(1) == b""
+
+    with call(listener, latch):
+        listener.take(KEY, since=3, latch=latch, deadline=soon()).close()
+
+
+def test_no_visitor_can_end_the_listening_whatever_goes_wrong_with_him(
+    latch: Latch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(hello: Hello) -> str:
+        if hello.epoch < 3:
+            msg = "a fault of ours"
+            raise KeyError(msg)
+        return ""
+
+    caplog.set_level(logging.WARNING)
+    made = Listener("127.0.0.1", secret=SECRET, check=check, handshake_s=5)
+    try:
+        for _ in range(2):
+            with pytest.raises(LinkError, match="hung up"):
+                call(made, latch, msgspec.structs.replace(HELLO, epoch=2))
+        with call(made, latch):
+            made.take(KEY, since=3, latch=latch, deadline=soon()).close()
+    finally:
+        made.close()
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "a fault of ours" in caplog.text
 
 
 def test_waiting_ends_when_the_latch_is_set(listener: Listener, latch: Latch) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from integration.comm.harness import in_world
-from tmover.errors import ProtocolError
+from integration.comm.harness import Board, in_fabrics, in_world
+from tmover.comm.fabric import Fabric, Mode
+from tmover.errors import Interrupted, ProtocolError
 
 LARGE = 3_000_000
 
@@ -113,3 +114,24 @@ def test_a_message_of_another_size_is_an_error_that_names_both() -> None:
 
     assert "a message with tag 5 of 12 bytes" in found["n1"]
     assert "a tensor of 16 bytes" in found["n1"]
+
+
+def test_a_world_revoked_after_a_look_at_it_answers_messages_of_an_attempt_only() -> None:
+    """A thread that revokes comes between the look at the mode and the use of the world."""
+
+    def member(fabric: Fabric, board: Board, name: str) -> None:
+        board.put(f"up/{name}")
+        for other in ("n0", "n1"):
+            board.get(f"up/{other}")
+        fabric.present().latch.set("a test says so")
+        assert fabric.mode is Mode.LIVE
+        tensor = torch.ones(3)
+        fabric.attempt_open = True
+        dist.send(tensor, 1 - fabric.rank)
+        dist.recv(tensor, 1 - fabric.rank)
+        assert tensor.tolist() == [0.0] * 3
+        fabric.attempt_open = False
+        with pytest.raises(Interrupted):
+            dist.recv(tensor, 1 - fabric.rank)
+
+    in_fabrics(member, 2)

@@ -26,6 +26,7 @@ from integration.comm.harness import (
     run,
     uid_of,
 )
+from support.eventually import eventually
 from tmover.comm import intercept
 from tmover.comm.fabric import Fabric, Mode
 from tmover.core.events import Plan
@@ -116,19 +117,19 @@ def test_links_are_opened_beside_running_collectives_and_to_the_joiner_only() ->
     assert found == {"n0": 3, "n1": 0, "n2": 3, "s0": 6}  # control, votes, one group
 
 
-def test_the_barrier_carries_what_each_rank_says_and_more_for_some() -> None:
+def test_the_barrier_and_the_votes_carry_what_each_rank_says() -> None:
     def member(fabric: Fabric, board: Board, _name: str) -> list[bytes]:
         plan = make_plan(board, 2, OLD)
         fabric.prepare(plan, timeout_s=5)
         rank = fabric.rank
-        fabric.barrier(2, b"b%d" % rank, extra={(rank + 1) % 3: b"+" * 100_000})
+        heard = fabric.barrier(2, b"b%d" % rank * 50_000)
+        assert heard == [b"b%d" % other * 50_000 for other in range(3)]
         fabric.commit(2)
-        return fabric.exchange(b"v%d" % rank, extra={(rank + 1) % 3: b"+"})
+        return fabric.exchange(b"v%d" % rank)
 
     found = run_members(member)
 
-    assert found["n0"] == [b"v0", b"v1", b"v2+"]
-    assert found["n1"] == [b"v0+", b"v1", b"v2"]
+    assert found == {name: [b"v0", b"v1", b"v2"] for name in OLD}
 
 
 def test_giving_up_a_prepared_world_leaves_the_old_one_as_it_was() -> None:
@@ -492,6 +493,38 @@ def test_nothing_is_left_of_a_closed_fabric() -> None:
         assert things() == before
 
     run({name: functools.partial(body, name=name) for name in OLD})
+
+
+def test_moves_that_are_given_up_leave_nothing_behind() -> None:
+    def count() -> int:
+        return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+    def member(fabric: Fabric, board: Board, name: str) -> None:
+        for epoch in range(2, 22):
+            plan = make_plan(board, epoch, NEW)
+            fabric.prepare(plan, timeout_s=10)
+            meet(board, f"prepared/{epoch}", name)
+            board.get(f"prepared/{epoch}/s0")
+            fabric.rollback(epoch)
+            meet(board, f"over/{epoch}", name)
+            if epoch == 2:
+                before = count()
+        assert eventually(lambda: count() <= before, timeout_s=10)
+        total()
+
+    def joiner(board: Board) -> None:
+        fabric = standby(board)
+        before = count()
+        for epoch in range(2, 22):
+            fabric.prepare(make_plan(board, epoch, NEW), timeout_s=10)
+            board.put(f"prepared/{epoch}/s0")
+            for name in OLD:
+                board.get(f"prepared/{epoch}/{name}")
+            fabric.rollback(epoch)
+        assert eventually(lambda: count() <= before, timeout_s=10)
+        leave(fabric)
+
+    run_members(member, s0=joiner)
 
 
 def test_a_forked_child_holds_no_link_open() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +112,10 @@ def test_garbage_is_waited_out_or_refused(data: bytes) -> None:
 def test_an_endless_hello_is_refused() -> None:
     with pytest.raises(ProtocolError, match="too long"):
         Acceptor(SECRET, welcome).feed(MAGIC + b"\xff\xff")
+
+
+@pytest.mark.parametrize("said", [b"\x81\xa1x" + b"\x91" * 4000, b"\x81\xa3job\xa1\xff"])
+def test_a_hello_that_cannot_be_decoded_is_refused(said: bytes) -> None:
+    """Arrays nested deeper than the decoder goes, and text that is no UTF-8."""
+    with pytest.raises(ProtocolError, match="hello cannot be read"):
+        Acceptor(SECRET, welcome).feed(MAGIC + struct.pack("<H", len(said)) + said)

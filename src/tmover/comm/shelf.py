@@ -1,0 +1,50 @@
+"""Things by tag, each tag's in order. A tag of which nothing is left costs nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Shelf(Generic[T]):
+    """False when empty. A training may use a new tag in every step, for weeks.
+
+    >>> shelf = Shelf()
+    >>> shelf.put(7, "first"), shelf.put(7, "second"), shelf.put(8, "other")
+    (None, None, None)
+    >>> shelf.take(7), list(shelf), len(shelf)
+    ('first', ['second', 'other'], 2)
+    >>> shelf.take(9) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._by_tag: dict[int, deque[T]] = {}
+
+    def put(self, tag: int, thing: T) -> None:
+        """Put a thing behind the others of its tag."""
+        self._by_tag.setdefault(tag, deque()).append(thing)
+
+    def take(self, tag: int) -> T | None:
+        """Take the first thing of a tag, if there is one."""
+        things = self._by_tag.get(tag)
+        if things is None:
+            return None
+        thing = things.popleft()
+        if not things:
+            del self._by_tag[tag]
+        return thing
+
+    def clear(self) -> None:
+        """Take everything away."""
+        self._by_tag.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        for things in self._by_tag.values():
+            yield from things
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tag.values()))
