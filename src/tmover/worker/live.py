@@ -86,6 +86,7 @@ class LiveEngine:
     def begin(self, loader: Any, total: int | None) -> int:
         """Open the loop."""
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self._batches.require_movable(slots=self._runtime.identity.nnodes)
         self._total = self._batches.length() if total is None else total
         if self._total < 1:
             msg = f"session.steps(total={self._total}): a job has at least one step"
