@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from e2e.conftest import Twin
 from support.training import Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
@@ -52,3 +54,34 @@ def test_a_step_that_kills_every_rank_that_does_it_ends_the_job(cluster: LocalCl
 
     assert outcome.status.code == 1
     assert "slot 1 was lost 3 times after step 6" in outcome.status.outcome
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (
+            "DataLoader(Subset(range(64), range(session.rank, 64, 2)))",
+            "over `Subset`, does not",
+        ),
+        ("iter(range(64))", "the loader is an iterator that can be gone through only once"),
+    ],
+    ids=["a subset for the rank", "an iterator"],
+)
+def test_a_loader_that_no_joiner_could_go_on_with_is_refused_when_the_loop_begins(
+    cluster: LocalCluster, tmp_path: pathlib.Path, loader: str, reason: str
+) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import tmover\n"
+        "from torch.utils.data import DataLoader, Subset\n"
+        "session = tmover.init()\n"
+        f"for step in session.steps({loader}, total=20):\n"
+        "    with step:\n"
+        "        pass\n"
+    )
+
+    outcome = Training(cluster, Kind(nodes=2), standby=0, script=script).finish()
+
+    assert outcome.status.code != 0
+    assert reason in outcome.status.outcome
+    assert not outcome.events("attempt")

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 from tmover.errors import ConfigError, StateError
+from tmover.state import generators
 from tmover.state.fingerprint import Fingerprint
 from tmover.state.position import Fetched, Position
+from tmover.state.ranked import sampler_chain
 from tmover.state.sources import ONCE, source
 
 __all__ = ["Batches", "Position"]
@@ -49,7 +51,9 @@ class Batches:
         """
         if not self.restartable:
             raise ConfigError(ONCE)
-        reason = self._source.obstacle() if slots > 1 else ""
+        reason = generators.obstacle(self._loader, sampler_chain(self._loader))
+        if slots > 1:
+            reason = reason or self._source.obstacle()
         if reason:
             raise ConfigError(reason)
 

@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from tmover.errors import ConfigError
 from tmover.state import rng
+from tmover.state.generators import torch_generators
 from tmover.state.position import Position, advance, next_pass
 from tmover.state.ranked import sampler_chain
 
@@ -60,11 +61,11 @@ class Order:
         """Give samplers generators of our own in place of the user's."""
         owned: dict[int, torch.Generator] = {}
         for sampler in self._chain:
-            theirs = getattr(sampler, "generator", None)
-            if isinstance(theirs, torch.Generator):
+            for key, theirs in torch_generators(sampler):
                 if not owned:
                     self.seed = theirs.initial_seed()
-                sampler.generator = owned.setdefault(id(theirs), torch.Generator(theirs.device))
+                mine = owned.setdefault(id(theirs), torch.Generator(theirs.device))
+                setattr(sampler, key, mine)
         self._generators = list(owned.values())
 
     def walk(self, position: Position) -> Iterator[tuple[Position, Any]]:

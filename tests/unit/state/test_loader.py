@@ -229,7 +229,9 @@ def test_another_process_goes_on_from_a_position(workers: int) -> None:
 
     def join(line: Connection) -> None:
         torch.manual_seed(123456)  # another rank's script may seed otherwise
-        with batches(MAP_STYLE["collated"](workers), rank=1) as source:
+        loader = MAP_STYLE["collated"](workers)
+        loader.set_rank = int  # says that every rank reads the same
+        with batches(loader, rank=1) as source:
             source.next()
             source.seek(positions[7], rank=0)
             line.send([mark(source.next()) for _ in range(5)])
@@ -516,6 +518,67 @@ def test_batches_that_are_the_same_everywhere_can_say_so() -> None:
         source.next()
         source.rebind(0)
         assert source.next() == 6
+
+
+class Drawing(Dataset[int]):
+    """A dataset with a generator of its own."""
+
+    def __init__(self, generator: Any) -> None:
+        self.draws = generator
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Privately(Sampler[int]):
+    """A sampler that draws its order from a generator under another name."""
+
+    def __init__(self, generator: Any) -> None:
+        self.draws = generator
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(8, generator=self.draws).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [np.random.default_rng(1), np.random.RandomState(1), random.Random(1), torch.Generator()],
+    ids=["numpy", "numpy's old one", "python", "torch"],
+)
+def test_a_generator_that_only_this_process_holds_is_refused_by_its_path(generator: Any) -> None:
+    with (
+        batches(DataLoader(Drawing(generator))) as source,
+        pytest.raises(ConfigError, match=r"`Drawing\.draws` is a random generator of its own"),
+    ):
+        source.require_movable(slots=1)
+
+
+def test_a_samplers_foreign_generator_is_refused_by_its_path() -> None:
+    sampler = Privately(np.random.default_rng(1))
+    with (
+        batches(DataLoader(Augmented(8), sampler=sampler)) as source,
+        pytest.raises(ConfigError, match=r"`Privately\.draws` is a random generator of its own"),
+    ):
+        source.require_movable(slots=1)
+
+
+def test_a_samplers_torch_generator_is_taken_over_whatever_its_name() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Augmented(8), sampler=Privately(torch.Generator().manual_seed(3)))
+
+    with batches(loader()) as source:
+        marks = [mark(source.next()) for _ in range(24)]
+        position = Position(2, 0, source.position().seed)
+    with batches(loader()) as joiner:
+        joiner.require_movable(slots=1)
+        joiner.seek(position)
+        assert [mark(joiner.next()) for _ in range(8)] == marks[16:]
 
 
 def test_an_iterator_is_refused_when_the_loop_begins() -> None:
