@@ -86,6 +86,7 @@ class LiveEngine:
     def begin(self, loader: Any, total: int | None) -> int:
         """Open the loop."""
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self.tracked.refuse_hooks_with_state()
         self._batches.require_movable(slots=self._runtime.identity.nnodes)
         self._total = self._batches.length() if total is None else total
         if self._total < 1:
@@ -273,6 +274,7 @@ class LiveEngine:
         runtime, step = self._runtime, attempt.step.index
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has none here
             torch.cuda.synchronize()  # what is still computing is not voted on
+        attempt.snapshot.refuse_updates(self.tracked)
         runtime.injector.at(Point.BEFORE_VOTE, step)
         position = self._batches.position() if self._batches is not None else None
         attempt.record = Record.capture(self.tracked, position=position).encode()
