@@ -174,7 +174,9 @@ class LiveEngine:
         if not self.sandbox:
             self._refuse_gradients(step.index)
             if self._record:
-                Record.decode(self._record).restore_rng()
+                opening = Record.decode(self._record)
+                self._warn_of_late(opening, step.index)
+                opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
         runtime.fabric.attempt_open = True
@@ -365,6 +367,17 @@ class LiveEngine:
             self._batches.seek(decoded.position)
         self._record = record
         self._pending = None
+
+    def _warn_of_late(self, opening: Record, index: int) -> None:
+        """Say early what would end the job when a node is lost."""
+        names = opening.late(self.tracked) if index < _GRADIENT_CHECKS else []
+        if names:
+            logger.warning(
+                "per_rank %s changed after optimizer.step() of step %d: a node that is lost takes "
+                "that along, and the job could not go on; change it before optimizer.step()",
+                ", ".join(names),
+                index - 1,
+            )
 
     def _refuse_gradients(self, index: int) -> None:
         if index < _GRADIENT_CHECKS and self.tracked.has_gradients():
