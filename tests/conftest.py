@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pathlib
 import signal
@@ -82,7 +83,9 @@ def no_leaks(
     assert not left, f"processes are left: {left}"
     alive = _threads_left(threads)
     assert not alive, f"threads are left: {alive}"
-    opened = {fd: name for fd, name in _open_files().items() if files.get(fd) != name}
+    opened = _open_files().items() - files.items()
+    if opened and gc.collect():  # what an exception's traceback held
+        opened = _open_files().items() - files.items()
     assert not opened, f"descriptors are left: {opened}"
     files_left = [path for path in scratch.iterdir() if not path.name.startswith(_TORCH_S_OWN)]
     assert not files_left, f"temporary files are left: {files_left}"

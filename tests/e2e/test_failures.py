@@ -33,3 +33,15 @@ def test_a_worker_that_dies_in_a_step_changes_no_bit(
 
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     assert outcome.redone() <= 1
+
+
+def test_a_redo_moves_no_uncounted_buffer_twice_and_loses_no_late_change(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    kind = Kind(arguments=("--codes", "--late", "average"))
+    training = Training(cluster, kind, inject="kill:rank=1,step=7,point=before_vote")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.redone() == 1

@@ -42,6 +42,19 @@ def test_a_planned_move_redoes_no_step_and_changes_no_bit(
     assert "node2: released" in training.log()
 
 
+def test_what_changes_after_the_vote_arrives_as_it_stands_at_the_boundary(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    kind = Kind(steps=24, arguments=("--codes", "--late", "average", "count"))
+    training = Training(cluster, kind, hold_at=HELD)
+
+    outcome = move_one(training)
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.redone() == 0
+    assert "per_rank count changed after optimizer.step()" in training.log()
+
+
 def test_the_joiner_opens_one_link_to_each_stayer_and_stayers_none_to_each_other(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -152,8 +165,8 @@ def test_a_node_and_the_keeper_of_its_records_lost_at_once_start_the_job_afresh(
 
     cluster.fail_node(training.node_of(1))
     cluster.fail_node(training.node_of(2))
-    training.until(lambda status: any("start afresh" in note for note in status.notes))
     training.open_gate()
+    training.until(lambda status: any("start afresh" in note for note in status.notes))
     outcome = training.finish()
 
     assert outcome.status.code == 0

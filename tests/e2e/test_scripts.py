@@ -69,6 +69,7 @@ loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
 for step in session.steps(loader, total=6):
     with step:
         model(step.batch).sum().backward()
+        {before_update}
         optimizer.step()
         {after_update}
         optimizer.zero_grad()
@@ -76,7 +77,11 @@ for step in session.steps(loader, total=6):
 {after_loop}
 """
 REDUCE = "dist.all_reduce(torch.ones(1))"
-ALL = "model=model, optimizer=optimizer, critic=critic, second=second"
+NOTHING = {
+    "tracked": "model=model, optimizer=optimizer, critic=critic, second=second",
+    **dict.fromkeys(("before_update", "after_update", "between", "after_loop"), "pass"),
+}
+LEFT = "print('left')"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,7 @@ def test_what_could_not_be_done_again_or_handed_over_is_refused_at_once(
     cluster: LocalCluster, tmp_path: pathlib.Path, parts: dict[str, str], told: str
 ) -> None:
     script = tmp_path / "train.py"
-    nothing = {"tracked": ALL, "after_update": "pass", "between": "pass", "after_loop": "pass"}
-    script.write_text(LOOP.format_map({**nothing, **parts}))
+    script.write_text(LOOP.format_map({**NOTHING, **parts}))
 
     outcome = Training(cluster, Kind(nodes=2), standby=0, script=script).finish()
 
@@ -115,9 +119,7 @@ def test_a_loop_may_be_left_early_when_its_step_is_committed(
 ) -> None:
     script = tmp_path / "train.py"
     early = "\n    if step.committed and step.index == 3: break"
-    text = LOOP.format_map(
-        {"tracked": ALL, "after_update": "pass", "between": early, "after_loop": "print('left')"}
-    )
+    text = LOOP.format_map({**NOTHING, "between": early, "after_loop": LEFT})
     script.write_text(text)
     training = Training(cluster, Kind(nodes=2), standby=0, script=script)
 
@@ -130,7 +132,7 @@ def test_a_loop_may_be_left_early_when_its_step_is_committed(
 @pytest.mark.parametrize(
     ("standby", "inject", "told"),
     [
-        (0, "kill:rank=1,step=3,point=before_update", "would have been done again"),
+        (0, "kill:rank=1,step=3,point=step_open", "would have been done again"),
         (1, "", "while a standby rehearsed"),
     ],
 )
@@ -139,12 +141,41 @@ def test_a_loop_left_inside_a_step_that_is_void_ends_the_process(
 ) -> None:
     script = tmp_path / "train.py"
     early = "if step.index == 3 or session.sandbox: break"
-    text = LOOP.format_map(
-        {"tracked": ALL, "after_update": early, "between": "pass", "after_loop": "print('left')"}
-    )
+    text = LOOP.format_map({**NOTHING, "before_update": early, "after_loop": LEFT})
     script.write_text(text)
     training = Training(cluster, Kind(nodes=2), standby=standby, inject=inject, script=script)
 
     training.finish()
 
     assert told in training.log()
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (
+            "DataLoader(Subset(range(64), range(session.rank, 64, 2)))",
+            "over `Subset`, does not",
+        ),
+        ("iter(range(64))", "the loader is an iterator that can be gone through only once"),
+    ],
+    ids=["a subset for the rank", "an iterator"],
+)
+def test_a_loader_that_no_joiner_could_go_on_with_is_refused_when_the_loop_begins(
+    cluster: LocalCluster, tmp_path: pathlib.Path, loader: str, reason: str
+) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import tmover\n"
+        "from torch.utils.data import DataLoader, Subset\n"
+        "session = tmover.init()\n"
+        f"for step in session.steps({loader}, total=20):\n"
+        "    with step:\n"
+        "        pass\n"
+    )
+
+    outcome = Training(cluster, Kind(nodes=2), standby=0, script=script).finish()
+
+    assert outcome.status.code != 0
+    assert reason in outcome.status.outcome
+    assert not outcome.events("attempt")

@@ -2,7 +2,8 @@
 
 Dropout, per-rank random streams, BatchNorm (whose running statistics differ by rank), AdamW, a
 scheduler, a shuffled loader with random augmentation. `--hold STEP FILE` makes rank 0 wait, after
-that step, until the file exists.
+that step, until the file exists. `--codes` adds a buffer that moves through `.data`; `--late` has
+an averaged model, and what each rank counts for itself, change after `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import argparse
 import pathlib
 import random
 import time
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import tmover
@@ -34,8 +37,36 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return x, x.sum().sin().view(1)
 
 
-def build(hidden: int) -> nn.Module:
+class Codes(nn.Module):
+    """Shifts by an average of what it has seen, which moves uncounted, as quantizers' codes do."""
+
+    codes: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codes.data.mul_(0.9).add_(x.detach().mean(dim=0), alpha=0.1)
+        return x + self.codes.clone()
+
+
+class Count:
+    """What one rank counts for itself."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
+
+
+def build(hidden: int, *, codes: bool) -> nn.Module:
     return nn.Sequential(
+        Codes(16) if codes else nn.Identity(),
         nn.Linear(16, hidden),
         nn.BatchNorm1d(hidden),
         nn.ReLU(),
@@ -46,18 +77,24 @@ def build(hidden: int) -> nn.Module:
     )
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--micro", type=int, default=1)
     parser.add_argument("--hold", nargs=2, default=None)
+    parser.add_argument("--codes", action="store_true")
+    parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
     parser.add_argument("--fail-at", type=int, default=-1)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
     session = tmover.init(seed=7)
     torch.manual_seed(0)
-    model = DistributedDataParallel(build(arguments.hidden))
+    model = DistributedDataParallel(build(arguments.hidden, codes=arguments.codes))
     torch.manual_seed(100 + session.rank)
     random.seed(200 + session.rank)
     np.random.seed(300 + session.rank)
@@ -69,6 +106,9 @@ def main() -> None:
     )
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    average, count = AveragedModel(model.module[1]), Count()
+    late = {"average": average} if "average" in arguments.late else {}
+    session.track(**late, per_rank={"count": count} if "count" in arguments.late else None)
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
@@ -83,6 +123,8 @@ def main() -> None:
                 loss = nn.functional.mse_loss(model(part_x + noise), part_y)
                 (loss / arguments.micro).backward()
             optimizer.step()
+            average.update_parameters(model.module[1])
+            count.losses.append(loss.item())
             scheduler.step()
             optimizer.zero_grad()
         if step.committed and session.rank == 0:

@@ -18,9 +18,9 @@ _ZEROS = memoryview(bytes(1 << 18))
 _NOTHING = memoryview(b"")
 
 
-def tune(sock: socket.socket, timeouts: Timeouts) -> None:
+def tune(sock: socket.socket, timeouts: Timeouts, *, unacked_s: float) -> None:
     """Make a connected socket fast, nonblocking, and quick to notice a peer that is gone."""
-    look_after(sock, timeouts, unacked_s=timeouts.unacked_s)
+    look_after(sock, timeouts, unacked_s=unacked_s)
     sock.settimeout(0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
@@ -29,7 +29,8 @@ def tune(sock: socket.socket, timeouts: Timeouts) -> None:
 def look_after(sock: socket.socket, timeouts: Timeouts, *, unacked_s: float) -> None:
     """Send at once, and let a peer that is gone be noticed, whether it is spoken to or not.
 
-    The kernel breaks a connection too when the other end lives and reads nothing for `unacked_s`.
+    The kernel breaks a connection too when the other end lives and reads nothing for `unacked_s`;
+    with 0 it does not: a peer may compute for long while it is sent more than the buffers hold.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -14,7 +14,7 @@ from tmover.comm.latch import Latch
 from tmover.comm.link import Link, tune
 from tmover.comm.listener import Key, Listener
 from tmover.comm.timeouts import Timeouts
-from tmover.comm.world import Lane, Peer, Wanted
+from tmover.comm.world import CONTROL, Lane, Peer, Wanted
 from tmover.errors import LinkError
 
 
@@ -120,8 +120,13 @@ class Opener:
             self._adopt(sock, want)
 
     def _adopt(self, sock: socket.socket, want: Wanted) -> Link:
-        """Make a link of a connection that has passed its handshake."""
-        tune(sock, self._timeouts)
+        """Make a link of a connection that has passed its handshake.
+
+        Only the control lane, which is always read, tells a peer that is gone by what it does not
+        acknowledge; there is one to every peer.
+        """
+        unacked_s = self._timeouts.unacked_s if want.lane == CONTROL else 0.0
+        tune(sock, self._timeouts, unacked_s=unacked_s)
         link = Link(sock, want.peer.uid)
         want.peer.lanes[want.lane] = link
         self.opened += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,12 +9,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from tmover.errors import ConfigError
-
-_WRITABLE = 0x200
-_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_from_memory.restype = ctypes.py_object
-_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_EMPTY = memoryview(bytearray())
+from tmover.memory import view as view
 
 _DTYPES = {
     dtype: code
@@ -92,15 +86,3 @@ def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy the row back into the tensor it was made from, if it is not an alias of it."""
     if row.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(row.view(tensor.shape))
-
-
-def view(row: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous row; valid as long as the row lives.
-
-    Not `numpy()`: that marks the user's storage as not resizable, which breaks FSDP1.
-    """
-    size = row.numel() * row.element_size()
-    if size == 0:
-        return _EMPTY
-    made: memoryview = _from_memory(row.data_ptr(), size, _WRITABLE)
-    return made

@@ -4,7 +4,9 @@ Batch norm's running statistics follow the rank's own samples, so a dead rank's 
 buffer *varies* once it was seen with another value than it had when tracking began; only those are
 kept on another node. Torch's version counter says where to look, but the statistics of batch norm
 change without counting (measured on 2.13), so one counted change in a module is a reason to look
-at all of its buffers.
+at all of its buffers. What a script writes through `.data` is not counted either: all values are
+compared in the first steps, and ever more rarely later, and what was seen to change without being
+counted is compared in every step from then on.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class _Buffer:
     version: int
     copy: torch.Tensor | None
     varies: bool = False
+    silent: bool = False
+    """Whether it was seen to change in a module where nothing was counted."""
 
     @property
     def now(self) -> torch.Tensor | None:
@@ -40,8 +44,8 @@ class _Buffer:
 
     @property
     def counted(self) -> bool:
-        """Whether a change since the last `refresh` was counted."""
-        return self.now is not self.live or _version(self.live) != self.version
+        """Whether a change since the last `refresh` was counted, or would not be."""
+        return self.silent or self.now is not self.live or _version(self.live) != self.version
 
     @property
     def differs(self) -> bool:
@@ -50,11 +54,23 @@ class _Buffer:
         if now is None or self.copy is None:
             return now is not self.copy
         same_kind = now.shape == self.copy.shape and now.dtype == self.copy.dtype
-        return not same_kind or not torch.equal(now, self.copy)
+        return not same_kind or not _equal(now, self.copy)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors of one kind hold the same values; NaN is the same as NaN."""
+    if torch.equal(a, b):
+        return True
+    inexact = a.is_floating_point() or a.is_complex()
+    return inexact and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _version(tensor: torch.Tensor | None) -> int:
     return -1 if tensor is None else tensor._version
+
+
+_LOOKS = 4
+"""In how many first steps all buffers are compared; later, as it costs, in every power of two."""
 
 
 class Buffers:
@@ -67,6 +83,9 @@ class Buffers:
         """By the module they hang on."""
         self._slots: list[dict[str, torch.Tensor | None]] = []
         self._count = 0
+        self._refreshed = 0
+        self._looking = True
+        """Whether all values are compared in this step."""
 
     def add(self, name: str, module: nn.Module, *, replicated: bool = True) -> None:
         """Look after the buffers of `module`; `varying` names them only if it is replicated."""
@@ -103,9 +122,15 @@ class Buffers:
         for group in self._groups:
             if any(buffer.counted for buffer in group):
                 yield from group
+            elif self._looking and any(buffer.differs for buffer in group):
+                for buffer in group:
+                    buffer.silent = buffer.differs
+                yield from group
 
     def refresh(self) -> None:
         """Take today's values as those to go back to."""
+        turn = self._refreshed = self._refreshed + 1
+        self._looking = turn <= _LOOKS or turn & (turn - 1) == 0
         if self._total() != self._count:
             self._scan()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -118,7 +143,11 @@ class Buffers:
         _copy_all(pairs)
 
     def restore(self) -> None:
-        """Put back the values of the last `refresh`, into the tensors that were there then."""
+        """Put back the values of the last `refresh`, into the tensors that were there then.
+
+        Raises `StateError` if one changed that nobody was looking at: nobody knows what it was.
+        """
+        self._refuse_unseen()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         touched = list(self._touched())
         for buffer in touched:
@@ -128,6 +157,17 @@ class Buffers:
         _copy_all(pairs)
         for buffer in touched:
             buffer.version = _version(buffer.live)
+
+    def _refuse_unseen(self) -> None:
+        known = {id(buffer) for buffer in self._touched()}
+        for buffer in (buffer for group in self._groups for buffer in group):
+            if id(buffer) not in known and buffer.differs:
+                msg = (
+                    f"tracked `{buffer.name}`: buffer `{buffer.key}` was written through `.data` "
+                    "for the first time after many steps, so its value when the step opened is "
+                    "not known: write it with copy_() under torch.no_grad()"
+                )
+                raise StateError(msg)
 
     def varying(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the live buffers that differ, or may differ, by rank: by tracked name and key."""

@@ -98,6 +98,24 @@ class Tracked:
                 found.update((id(p), p) for p in each.parameters())
         return list(found.values())
 
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Return what to call a tracked parameter in a message."""
+        for each in self._parts.values():
+            for key, mine in each.parameters().items() if isinstance(each, ModulePart) else ():
+                if mine is parameter:
+                    return f"tracked `{each.name}`: parameter `{key}`"
+        return f"a parameter of shape {list(parameter.shape)}"
+
+    def refuse_hooks_with_state(self) -> None:
+        """Raise `StateError` for a DDP communication hook whose state no joiner would have."""
+        for each in self._parts.values():
+            if isinstance(each, ModulePart) and (hook := each.hook_with_state()):
+                msg = (
+                    f"tracked `{each.name}` has a communication hook with a state of its own, "
+                    f"`{hook}`: it cannot be handed over; use one without state, or none"
+                )
+                raise StateError(msg)
+
     def holds(self, obj: object) -> bool:
         """Return whether `obj` itself is tracked."""
         return any(each.target is obj for each in self._parts.values())

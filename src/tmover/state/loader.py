@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 from tmover.errors import ConfigError, StateError
+from tmover.state import generators
 from tmover.state.fingerprint import Fingerprint
 from tmover.state.position import Fetched, Position
-from tmover.state.sources import source
+from tmover.state.ranked import sampler_chain
+from tmover.state.sources import ONCE, source
 
 __all__ = ["Batches", "Position"]
 
@@ -41,6 +43,19 @@ class Batches:
     def exact(self) -> bool:
         """Whether `seek` goes straight to its position, and does not fetch everything before it."""
         return self._source.exact
+
+    def require_movable(self, *, slots: int) -> None:
+        """Raise `ConfigError` if a standby could not go on with these batches.
+
+        In a job of one slot a joiner always gets the rank that it has rehearsed.
+        """
+        if not self.restartable:
+            raise ConfigError(ONCE)
+        reason = generators.obstacle(self._loader, sampler_chain(self._loader))
+        if slots > 1:
+            reason = reason or self._source.obstacle()
+        if reason:
+            raise ConfigError(reason)
 
     def length(self) -> int:
         """Return the number of batches of a pass. Raises `ConfigError` if nobody knows it."""
@@ -91,8 +106,9 @@ class Batches:
     def seek(self, position: Position, *, rank: int | None = None) -> None:
         """Let the next batch be the one at `position`, as `rank` (by default this one) sees it.
 
-        Samplers that split by rank are rebound in place. Loader workers stay as they are. Raises
-        `StateError` if a sampler cannot be rebound, `ConfigError` if the loader cannot start again.
+        What depends on the rank is rebound in place (see `ranked`); loader workers stay, unless
+        the dataset depends on it. Raises `StateError` if something cannot be rebound, `ConfigError`
+        if the loader cannot start again.
         """
         self._rank = self._rank if rank is None else rank
         self._source.start(position, self._rank)

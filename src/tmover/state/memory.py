@@ -1,13 +1,11 @@
-"""The bytes of a tensor, without `Tensor.numpy()`.
+"""The bytes of a tensor, in the order in which they are sent.
 
-`numpy()` marks a storage as not resizable, which breaks FSDP and others; a buffer over the data
-pointer does not. `Cells` reads and writes ranges of a tensor's bytes in logical order, whatever its
-strides and device: straight from memory where it can, through a bounded staging area otherwise.
+`Cells` reads and writes ranges of a tensor's bytes in logical order, whatever its strides and
+device: straight from memory where it can, through a bounded staging area otherwise.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 
@@ -16,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tmover.errors import StateError
+from tmover.memory import view as view
 
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
@@ -77,16 +76,6 @@ def refuse_unreadable(tensor: torch.Tensor, path: str) -> None:
         return
     msg = f"{path} {why}"
     raise StateError(msg)
-
-
-def view(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, writable. The view keeps the tensor alive."""
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return memoryview(bytearray())
-    array = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    array.owner = tensor  # type: ignore[attr-defined]
-    return memoryview(array).cast("B")
 
 
 def copy_out(tensors: Sequence[torch.Tensor]) -> list[bytes]:

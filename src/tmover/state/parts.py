@@ -11,11 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
+    _AllreduceUpcastHookState,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from tmover.errors import StateError
 from tmover.state import tree
 from tmover.state.memory import Layout, refuse_unreadable
+
+_STATELESS = (ProcessGroup, _AllreduceUpcastHookState)
+"""What communication hooks are given that holds nothing of the training."""
 
 
 class Part(Protocol):
@@ -93,6 +100,13 @@ class ModulePart:
             raise StateError(msg)
         for key, tensor in self._tensors().items():
             refuse_unreadable(tensor, f"tracked `{name}`: `{key}`")
+
+    def hook_with_state(self) -> str:
+        """Return the type of what a DDP communication hook remembers between steps, or nothing."""
+        for _, state in getattr(self.target, "_comm_hooks", ()):
+            if state is not None and not isinstance(state, _STATELESS):
+                return type(state).__name__
+        return ""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by name, tied ones once."""

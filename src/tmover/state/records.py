@@ -105,13 +105,46 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def drift(self, tracked: Tracked) -> list[str]:
         """Return the names of a rank's own buffers and objects that are not as recorded.
 
-        Objects should not be among them when the next step opens: a joiner that continues from
-        this record would not have what changed since. Buffers may be, if they change alike on every
-        rank (the count of an averaged model does): the sender of the replicated state says so.
+        Objects should not be among them when the next step opens: the joiner of a lost rank, which
+        continues from this record, would not have what changed since. Buffers may be, if they
+        change alike on every rank (the count of an averaged model does): the sender of the
+        replicated state says so.
         """
         now = Record.capture(tracked, position=None, streams=self.streams)._values()
         recorded = dict(self._values())
         return [name for name, value in now if recorded.get(name) != value]
+
+    def renewed(self, tracked: Tracked) -> Record:
+        """Return the record with the rank's own buffers and objects as they are now.
+
+        Streams and position stay those of the vote: every rank's next step opens with them.
+        """
+        return Record.capture(tracked, position=self.position, streams=self.streams)
+
+    def late(self, tracked: Tracked) -> list[str]:
+        """Return the `per_rank` objects that changed since: no keeper has them as they are."""
+        return [name for name in self.drift(tracked) if name in tracked.parts(per_rank=True)]
+
+    def refuse_unknown(self, other: Record, tracked: Tracked) -> None:
+        """Raise `StateError` if what `other`'s rank holds now is known to nobody.
+
+        This is a survivor's record of a vote and `other` a lost rank's. What has changed here since
+        has changed there too, and is known if it was equal before: then it changes alike.
+        """
+        mine, theirs = dict(self._values()), dict(other._values())
+        private = tracked.parts(per_rank=True)
+        unknown = [
+            name
+            for name in self.drift(tracked)
+            if name in private or mine.get(name) != theirs.get(name)
+        ]
+        if unknown:
+            msg = (
+                f"the lost rank's {', '.join(f'`{name}`' for name in unknown)} changed after the "
+                "vote and is lost with it: change what differs by rank before optimizer.step(); "
+                "start the job again from a checkpoint"
+            )
+            raise StateError(msg)
 
     def restore_rng(self) -> None:
         """Put the random streams where they stood."""

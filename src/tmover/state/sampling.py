@@ -24,9 +24,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tmover.errors import ConfigError, StateError
+from tmover.errors import ConfigError
 from tmover.state import rng
+from tmover.state.generators import torch_generators
 from tmover.state.position import Position, advance, next_pass
+from tmover.state.ranked import sampler_chain
 
 _DRAW_AT_ONCE = {
     list,
@@ -45,11 +47,10 @@ _DRAW_AT_ONCE = {
 class Order:
     """What a loader's samplers yield."""
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._top: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self._chain = _chain(self._top)
+        self._chain = sampler_chain(loader)
         self._job_seed = seed
-        self._rank = rank
         self._at_once = all(type(sampler) in _DRAW_AT_ONCE for sampler in self._chain)
         self._generators: list[torch.Generator] = []
         self.seed = torch.initial_seed()
@@ -60,29 +61,12 @@ class Order:
         """Give samplers generators of our own in place of the user's."""
         owned: dict[int, torch.Generator] = {}
         for sampler in self._chain:
-            theirs = getattr(sampler, "generator", None)
-            if isinstance(theirs, torch.Generator):
+            for key, theirs in torch_generators(sampler):
                 if not owned:
                     self.seed = theirs.initial_seed()
-                sampler.generator = owned.setdefault(id(theirs), torch.Generator(theirs.device))
+                mine = owned.setdefault(id(theirs), torch.Generator(theirs.device))
+                setattr(sampler, key, mine)
         self._generators = list(owned.values())
-
-    def rebind(self, rank: int) -> None:
-        """Let samplers that split by rank split for `rank`.
-
-        Raises `StateError` for one whose rank is not the global one: nobody knows what it becomes.
-        """
-        splitting = [s for s in self._chain if isinstance(getattr(s, "rank", None), int)]
-        for sampler in splitting if rank != self._rank else []:
-            if sampler.rank != self._rank:
-                msg = (
-                    f"`{type(sampler).__name__}` splits for rank {sampler.rank}, not for the "
-                    f"global rank {self._rank}: it cannot become rank {rank}'s"
-                )
-                raise StateError(msg)
-        for sampler in splitting if rank != self._rank else []:
-            sampler.rank = rank
-        self._rank = rank
 
     def walk(self, position: Position) -> Iterator[tuple[Position, Any]]:
         """Yield batches of indices and their positions from `position` on, pass after pass."""
@@ -135,13 +119,3 @@ def _batched(samples: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[
         if len(batch) < size and drop_last:
             return
         yield batch
-
-
-def _chain(top: Any) -> list[Any]:
-    """Return a sampler and those it draws from."""
-    chain: list[Any] = []
-    while top is not None and not any(top is seen for seen in chain):
-        chain.append(top)
-        below = getattr(top, "sampler", None)
-        top = getattr(top, "batch_sampler", None) if below is None else below
-    return chain

@@ -2,8 +2,8 @@
 
 Taken when a step opens, put back when the step is done again: random number streams, module
 buffers, modes, the numbers of optimizer groups, and every tracked object that is neither module nor
-optimizer. Parameters and optimizer tensors change only after a passed vote and are not copied;
-gradients go back to what they were, none or zero.
+optimizer. Parameters and optimizer tensors change only after a passed vote and are not copied; of
+parameters `refuse_updates` makes sure. Gradients go back to what they were, none or zero.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from tmover.errors import StateError
 from tmover.state import rng, tree
 from tmover.state.capture import Tracked
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+from tmover.state.untouched import Untouched
 
 _LARGE_BYTES = 1 << 20
 """Tensors of tracked objects from this size on are not copied at every step."""
+_CLOSE_LOOKS = 3
+"""In how many first steps it is checked that parameters do not change through `.data` either."""
 
 
 class _Kept:
@@ -77,13 +80,30 @@ class Snapshot:
         ]
         modules = (m for each in parts if isinstance(each, ModulePart) for m in each.modules)
         self._modes = [(module, module.training) for module in modules]
-        self._gradients = [(p, p.grad is not None) for p in tracked.parameters()]
+        parameters = tracked.parameters()
+        self._gradients = [(p, p.grad is not None) for p in parameters]
+        self._untouched = Untouched(parameters, closely=self._serial <= _CLOSE_LOOKS)
+
+    def refuse_updates(self, tracked: Tracked) -> None:
+        """Raise `StateError` if a parameter changed: doing the step again would do it twice."""
+        changed = self._untouched.changed()
+        if changed is not None:
+            msg = (
+                f"{tracked.name_of(changed)} changed inside `with step` before optimizer.step(): a "
+                "step that is done again would change it twice; leave updates to an optimizer, "
+                "and move what else changes parameters (averaging, clamping) behind its step()"
+            )
+            raise StateError(msg)
 
     def restore(self, tracked: Tracked) -> None:
-        """Go back, any number of times. Raises `StateError` if a later snapshot was taken."""
+        """Go back, any number of times.
+
+        Raises `StateError` if a later snapshot was taken, or parameters have changed.
+        """
         if self._serial != tracked.snapshots:
             msg = "a later snapshot was taken; only the latest can be restored"
             raise StateError(msg)
+        self.refuse_updates(tracked)
         with torch.no_grad():
             tracked.buffers.restore()
             for module, training in self._modes:

@@ -18,7 +18,13 @@ from tmover.errors import ConfigError, StateError
 from tmover.state import rng
 from tmover.state.fetching import SeededDataset, Ticket, WorkerStart, same, spawns_children
 from tmover.state.position import Fetched, Position, advance, next_pass
+from tmover.state.ranked import Ranked
 from tmover.state.sampling import Order
+
+ONCE = (
+    "the loader is an iterator that can be gone through only once; give `steps` a DataLoader, a "
+    "list, or an object whose __iter__ begins anew"
+)
 
 
 class Source(Protocol):
@@ -30,6 +36,9 @@ class Source(Protocol):
     """Whether it can go to a position other than the one it is at."""
     exact: bool
     """Whether it goes there without fetching everything before it."""
+
+    def obstacle(self) -> str:
+        """Return why this rank could not be taken over by a standby; nothing if it could."""
 
     def start(self, position: Position, rank: int) -> None:
         """Let the next batch be the one at `position`, as `rank` would see it."""
@@ -49,7 +58,7 @@ def source(loader: Iterable[Any], *, seed: int, rank: int) -> Source:
     if not hasattr(loader, "__iter__"):
         msg = f"the loader is a `{type(loader).__name__}`, which cannot be iterated"
         raise ConfigError(msg)
-    return StreamSource(loader, seed=seed)
+    return StreamSource(loader, seed=seed, rank=rank)
 
 
 class IndexedSource:
@@ -62,7 +71,8 @@ class IndexedSource:
         self._loader = loader
         self._job_seed = seed
         self._rank = rank
-        self._order = Order(loader, seed=seed, rank=rank)
+        self._order = Order(loader, seed=seed)
+        self._ranked = Ranked(loader, rank=rank)
         self.seed = self._order.seed
         self._walk = self._order.walk(Position(0, 0, self.seed))
         self._issued: collections.deque[tuple[Ticket, Position]] = collections.deque()
@@ -72,9 +82,14 @@ class IndexedSource:
         """What workers see of `_wanted`."""
         self._iterator: Any = None
 
+    def obstacle(self) -> str:
+        """Return why a standby could not take this rank over."""
+        return self._ranked.obstacle()
+
     def start(self, position: Position, rank: int) -> None:
         """Send other indices from here on; what was asked for before is dropped unfetched."""
-        self._order.rebind(rank)
+        if self._ranked.rebind(rank):
+            self.close()
         self._rank = rank
         self._walk = self._order.walk(position)
         self._wanted = self._serial
@@ -164,8 +179,10 @@ class StreamSource:
 
     exact = False
 
-    def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
+    def __init__(self, loader: Iterable[Any], *, seed: int, rank: int) -> None:
         self._loader = loader
+        self._rank = rank
+        self._ranked = Ranked(loader, rank=rank)
         self._job_seed = seed
         self.seed = torch.initial_seed()
         self.restartable = not isinstance(loader, Iterator)
@@ -174,12 +191,18 @@ class StreamSource:
         self._stream = rng.Stream(0)
         self._begun = False
 
+    def obstacle(self) -> str:
+        """Return why a standby could not take this rank over."""
+        return self._ranked.obstacle()
+
     def start(self, position: Position, rank: int) -> None:
-        """Go to `position` from the beginning of its pass. The rank is the stream's affair."""
-        del rank
-        if position == self._position and (self._iterator is not None or not self._begun):
+        """Go to `position` from the beginning of its pass; to where it is only for another rank."""
+        there = position == self._position and (self._iterator is not None or not self._begun)
+        if there and rank == self._rank:
             return
         self._refuse_restart()
+        self._ranked.rebind(rank)
+        self._rank = rank
         self.close()
         self._position = position
 
@@ -200,11 +223,7 @@ class StreamSource:
 
     def _refuse_restart(self) -> None:
         if self._begun and not self.restartable:
-            msg = (
-                "the loader is an iterator that can be gone through only once; give `steps` a "
-                "DataLoader, a list, or an object whose __iter__ begins anew"
-            )
-            raise ConfigError(msg)
+            raise ConfigError(ONCE)
 
     def _open(self) -> None:
         """Begin the position's pass and go forward to its batch."""

@@ -82,11 +82,13 @@ def send_state(
 
     `record` is the receiver's private record; `own` is this rank's, of the same vote. What differs
     from it by now changed after the vote, on every rank, and the receiver keeps it as it is sent.
+    If both are the same, the receiver takes this rank's place, and gets it as it stands now.
     Nothing tracked may change meanwhile. Raises `LinkError` if the link breaks or the time is up,
     `StateError` if the receiver refuses.
     """
     pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
-    captured = capture(tracked, newer=Record.decode(own).drift(tracked) if own else ())
+    record, newer = _as_of_now(tracked, record=record, own=own)
+    captured = capture(tracked, newer=newer)
     _synchronize(captured.tensors)
     hello = Hello(
         version=_VERSION,
@@ -107,6 +109,16 @@ def send_state(
     closing = _Closing(step=step, chunks=chunks, tensor_bytes=hello.tensor_bytes)
     pipe.send(Kind.CLOSING, [msgspec.msgpack.encode(closing)])
     _hear_answer(pipe, peer)
+
+
+def _as_of_now(tracked: Tracked, *, record: bytes, own: bytes) -> tuple[bytes, list[str]]:
+    """Return the record to send, and the buffers in which what is sent beside it is newer."""
+    if not own:
+        return record, []
+    mine = Record.decode(own)
+    if record == own:
+        return mine.renewed(tracked).encode(), []
+    return record, mine.drift(tracked)
 
 
 def receive_state(

@@ -28,8 +28,8 @@ from tmover.worker.switch import Switch
 
 logger = logging.getLogger(__name__)
 
-_GRADIENT_CHECKS = 3
-"""In how many first steps it is checked that none opens with gradients: later it would cost."""
+_CHECKED_STEPS = 3
+"""In how many first steps it is checked what the script does between steps: later it would cost."""
 
 
 class LiveEngine:
@@ -91,6 +91,8 @@ class LiveEngine:
     def begin(self, loader: Any, total: int | None) -> int:
         """Open the loop."""
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self.tracked.refuse_hooks_with_state()
+        self._batches.require_movable(slots=self._runtime.identity.nnodes)
         self._total = self._batches.length() if total is None else total
         if self._total < 1:
             msg = f"session.steps(total={self._total}): a job has at least one step"
@@ -190,10 +192,13 @@ class LiveEngine:
             msg = f"`with step` inside `with step` (step {self._attempt.step.index})"
             raise ConfigError(msg)
         if not self.sandbox:
-            if step.index < _GRADIENT_CHECKS:
+            if step.index < _CHECKED_STEPS:
                 refusals.check_gradients(self.tracked)
             if self._record:
-                Record.decode(self._record).restore_rng()
+                opening = Record.decode(self._record)
+                if step.index < _CHECKED_STEPS:
+                    refusals.warn_of_late(opening, self.tracked, step.index)
+                opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
         runtime.fabric.attempt_open = True
@@ -295,6 +300,7 @@ class LiveEngine:
         runtime, step = self._runtime, attempt.step.index
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has none here
             torch.cuda.synchronize()  # what is still computing is not voted on
+        attempt.snapshot.refuse_updates(self.tracked)
         runtime.injector.at(Point.BEFORE_VOTE, step)
         position = self._batches.position() if self._batches is not None else None
         attempt.record = Record.capture(self.tracked, position=position).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ import torch
 from tmover.errors import ConfigError, StateError
 from tmover.state.capture import Tracked
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+from tmover.state.records import Record
+
+logger = logging.getLogger(__name__)
 
 OUTSIDE_OF_STEP = (
     "a collective outside of `with step:`: it could not be done again if a node were lost in it; "
@@ -72,3 +76,15 @@ def check_gradients(tracked: Tracked) -> None:
             "after optimizer.step(), and keep micro-batches inside one `with step`"
         )
         raise StateError(msg)
+
+
+def warn_of_late(opening: Record, tracked: Tracked, index: int) -> None:
+    """Say early what would end the job when a node is lost."""
+    names = opening.late(tracked)
+    if names:
+        logger.warning(
+            "per_rank %s changed after optimizer.step() of step %d: a node that is lost takes "
+            "that along, and the job could not go on; change it before optimizer.step()",
+            ", ".join(names),
+            index - 1,
+        )

@@ -36,7 +36,7 @@ from tmover.core.events import (
     Stop,
     Welcome,
 )
-from tmover.errors import ConfigError, TmoverError
+from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
 from tmover.worker.standing import Standing

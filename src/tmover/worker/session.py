@@ -144,6 +144,13 @@ class Session:
         Every collective of the loop stands inside `with step:`, before `optimizer.step()`; others
         are refused. One `with` is one update: the first `optimizer.step()` in it votes, and the
         update is applied by all ranks or by none.
+
+        A standby that takes a rank over must read that rank's samples, and whether samples depend
+        on the rank cannot be seen from outside. So under `tmover run`, with more than one node, the
+        loader, its dataset or a sampler has to have its rank where it can be set: an attribute
+        `rank` with the global rank (a DistributedSampler has it), or a method `set_rank(rank)`; one
+        that does nothing says that every rank reads the same, or asks `session.rank` each time.
+        Anything else is refused here, and so is an iterator, which cannot begin anew.
         """
         if self._loops:
             msg = "session.steps() was called twice: one job has one training loop"

@@ -23,6 +23,7 @@ from tmover.core.events import (
 )
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
+from tmover.state.records import Record
 from tmover.state.transfer import receive_state, send_state
 from tmover.worker.inject import Point
 from tmover.worker.runtime import CONNECT_TIMEOUT_S, Runtime
@@ -215,7 +216,7 @@ class Switch:
         runtime.trace.write("connected", epoch=plan.epoch)
         source = order.sources.get(runtime.worker)
         if source is not None:
-            self._receive(plan, source)
+            self._receive(plan, source, order.step)
         self._send_all(plan, order.sources, order.step)
         self._cross(plan, order.step)
 
@@ -278,7 +279,9 @@ class Switch:
         for member in plan.members:
             if sources.get(member.worker) != runtime.worker:
                 continue
-            record = self._record_of(member.rank, step)
+            record, own = self._record_of(member.rank, step), self._owner.record()
+            if record and own and record != own:
+                Record.decode(own).refuse_unknown(Record.decode(record), self._owner.tracked)
             runtime.injector.at(Point.BEFORE_HANDOFF, step)
             sock = runtime.fabric.connect_state(
                 member.worker, member.endpoint, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S
@@ -292,6 +295,7 @@ class Switch:
                         step=step,
                         tracked=self._owner.tracked,
                         record=record,
+                        own=own,
                         peer=member.worker,
                     )
             except StateError as error:
@@ -307,10 +311,10 @@ class Switch:
             return b""
         return runtime.kept.get(step) or b""
 
-    def _receive(self, plan: Plan, source: str) -> None:
+    def _receive(self, plan: Plan, source: str, step: int) -> None:
         runtime = self._runtime
         sock = runtime.fabric.accept_state(source, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S)
-        self._receive_over(sock, plan, source)
+        self._receive_over(sock, plan, source, step)
 
     def _receive_if_not_aborted(self, plan: Plan, source: str) -> bool:
         """Wait for the leaver's state; False if the move ended before it came."""
@@ -327,7 +331,9 @@ class Switch:
             self._receive_over(sock, plan, source)
             return True
 
-    def _receive_over(self, sock: socket.socket, plan: Plan, source: str) -> None:
+    def _receive_over(
+        self, sock: socket.socket, plan: Plan, source: str, due: int | None = None
+    ) -> None:
         runtime, standing = self._runtime, self._standing
         with standing.changing():
             standing.rank = rules.emptied(standing.rank)
@@ -339,6 +345,7 @@ class Switch:
                     job=runtime.identity.job,
                     epoch=plan.epoch,
                     tracked=self._owner.tracked,
+                    step=due,
                     peer=source,
                     progress=lambda: runtime.injector.at(Point.IN_HANDOFF, None),
                 )

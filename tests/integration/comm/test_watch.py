@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
+from torch import distributed as dist
 
-from integration.comm.harness import Board, in_fabrics
+from integration.comm.harness import TIMEOUTS, Board, in_fabrics
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Header, Kind
 from tmover.comm.link import Link
@@ -119,3 +121,22 @@ def test_a_rank_that_cannot_hear_its_peers_any_more_breaks_its_world_and_fails()
         board.put("over")
 
     in_fabrics(member, 2)
+
+
+def test_a_peer_that_reads_nothing_for_long_is_only_given_up_by_the_lane_that_is_always_read() -> (
+    None
+):
+    def program(fabric: Fabric, board: Board, name: str) -> dict[str, int]:
+        dist.all_reduce(torch.ones(3))
+        world = fabric.present()
+        (peer,) = world.peers.values()
+        return {
+            lane.use: link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            for lane, link in peer.lanes.items()
+        }
+
+    found = in_fabrics(program, 2)
+
+    assert found["n0"]["control"] == TIMEOUTS.unacked_s * 1000
+    assert {"vote", "data"} <= found["n0"].keys()
+    assert not any(ms for use, ms in found["n0"].items() if use != "control")

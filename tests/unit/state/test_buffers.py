@@ -106,6 +106,65 @@ def test_restoring_brings_back_the_values_of_the_last_refresh() -> None:
         assert {k: id(b) for k, b in module.named_buffers()} == identities
 
 
+class Codebook(nn.Module):
+    """Moves by an average of its own, through `.data`, as quantizers do."""
+
+    codes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.ones(2))
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self) -> None:
+        self.codes.data.mul_(0.5).add_(1)
+
+
+def test_what_is_written_through_data_goes_back_and_varies() -> None:
+    module = Codebook()
+    buffers = watched(module)
+    for _ in range(12):
+        buffers.refresh()
+        before = values(module)
+        for _ in range(2):
+            module()
+            assert varying(buffers) == ["codes"]
+            buffers.restore()
+            assert values(module) == before
+        module()
+
+
+def test_what_begins_to_be_written_through_data_is_found_at_a_power_of_two() -> None:
+    module = Codebook()
+    buffers = watched(module)
+    for _ in range(7):
+        buffers.refresh()
+    module()
+    with pytest.raises(
+        StateError, match=r"`codes` was written through `\.data` for the first time"
+    ):
+        buffers.restore()
+
+    buffers.refresh()
+    before = values(module)
+    module()
+    buffers.restore()
+
+    assert values(module) == before
+
+
+def test_what_is_not_a_number_and_stays_so_has_not_changed() -> None:
+    module = Codebook()
+    module.codes.fill_(float("nan"))
+    buffers = watched(module)
+    for _ in range(7):
+        buffers.refresh()
+
+    buffers.restore()
+
+    assert varying(buffers) == []
+
+
 def test_a_buffer_replaced_by_another_tensor_varies_and_is_kept() -> None:
     module = Holder()
     buffers = watched(module)

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.optim import lr_scheduler
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -88,6 +90,18 @@ def test_a_ddp_wrapper_adds_nothing_to_names(single_group: None) -> None:
     wrapped = nn.parallel.DistributedDataParallel(Counting())
 
     assert tracked(model=bare).schema() == tracked(model=wrapped).schema()
+
+
+def test_a_communication_hook_with_a_state_is_refused(single_group: None) -> None:
+    state = powerSGD_hook.PowerSGDState(None, 1)
+    plain = nn.parallel.DistributedDataParallel(Counting())
+    compressing = nn.parallel.DistributedDataParallel(Counting())
+    plain.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    compressing.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    tracked(model=plain).refuse_hooks_with_state()
+    with pytest.raises(StateError, match=r"`model` has a communication hook .* `PowerSGDState`"):
+        tracked(model=compressing).refuse_hooks_with_state()
 
 
 def test_a_ddp_module_is_handed_over(single_group: None, hand_over: HandOver) -> None:

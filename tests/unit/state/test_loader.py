@@ -25,6 +25,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -228,7 +229,9 @@ def test_another_process_goes_on_from_a_position(workers: int) -> None:
 
     def join(line: Connection) -> None:
         torch.manual_seed(123456)  # another rank's script may seed otherwise
-        with batches(MAP_STYLE["collated"](workers), rank=1) as source:
+        loader = MAP_STYLE["collated"](workers)
+        loader.set_rank = int  # says that every rank reads the same
+        with batches(loader, rank=1) as source:
             source.next()
             source.seek(positions[7], rank=0)
             line.send([mark(source.next()) for _ in range(5)])
@@ -404,6 +407,186 @@ def test_a_sampler_that_splits_for_another_rank_than_the_global_one_is_not_rebou
         source.rebind(3)
         with pytest.raises(StateError, match="splits for rank 1, not for the global rank 3"):
             source.rebind(2)
+
+
+class Shard(IterableDataset[int]):
+    """A stream that was built for its rank."""
+
+    def __init__(self, mine: int) -> None:
+        self.mine = mine
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.mine, 24, 3))
+
+
+class ToldShard(Shard):
+    """A stream that can be told another rank."""
+
+    def set_rank(self, rank: int) -> None:
+        self.mine = rank
+
+
+class RankedShard(Dataset[int]):
+    """A map-style dataset of one rank's samples."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return self.rank + 3 * index
+
+
+class FixedShard(RankedShard):
+    @property
+    def rank(self) -> int:
+        return 2
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        if rank != 2 or hasattr(self, "made"):
+            raise AttributeError
+        self.made = True
+
+
+class Lists(list[int]):
+    """Batches that are the same on every rank, and say so."""
+
+    def set_rank(self, rank: int) -> None:
+        """Nothing depends on it."""
+
+
+def part_of(rank: int) -> Subset[Any]:
+    return Subset(Augmented(24), range(rank, 24, 3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (DataLoader(Shard(2)), "over `Shard`, does not say how it depends on the rank"),
+        (DataLoader(part_of(2), shuffle=True), "over `Subset`, does not say how it depends"),
+        ([1, 2, 3], "the loader, a `list`, does not say how it depends on the rank"),
+        (DataLoader(FixedShard(2)), "the attribute `rank` of `FixedShard` cannot be set"),
+        (DataLoader(RankedShard(1)), "splits for rank 1, not for the global rank 2"),
+    ],
+    ids=["stream", "subset", "list", "fixed", "another rank"],
+)
+def test_what_may_depend_on_the_rank_and_cannot_be_told_is_refused_not_read(
+    loader: Any, reason: str
+) -> None:
+    with batches(loader, rank=2) as source:
+        source.next()
+        with pytest.raises(ConfigError, match=reason):
+            source.require_movable(slots=3)
+        with pytest.raises(StateError, match=f"cannot become rank 0: .*{reason}"):
+            source.rebind(0)
+        source.require_movable(slots=1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [ToldShard, RankedShard])
+def test_a_dataset_that_can_be_told_its_rank_yields_the_samples_of_the_new_one(
+    kind: Callable[[int], Dataset[int]], workers: int
+) -> None:
+    def loader(rank: int) -> DataLoader[int]:
+        return DataLoader(kind(rank), batch_size=2, num_workers=workers)
+
+    with batches(loader(0)) as source:
+        expected = [source.next().tolist() for _ in range(4)]
+        after_two = Position(0, 2, source.position().seed)
+
+    with batches(loader(2), rank=2) as joiner:
+        joiner.require_movable(slots=3)
+        joiner.next()
+        joiner.rebind(0)
+        joiner.seek(after_two)
+        assert [joiner.next().tolist() for _ in range(2)] == expected[2:]
+
+
+def test_a_stream_told_its_rank_where_it_stands_begins_anew() -> None:
+    with batches(DataLoader(ToldShard(2)), rank=2) as source:
+        source.next()
+        source.rebind(0)
+        assert source.next().tolist() == [3]
+
+
+def test_batches_that_are_the_same_everywhere_can_say_so() -> None:
+    with batches(Lists([5, 6, 7]), rank=2) as source:
+        source.require_movable(slots=3)
+        source.next()
+        source.rebind(0)
+        assert source.next() == 6
+
+
+class Drawing(Dataset[int]):
+    """A dataset with a generator of its own."""
+
+    def __init__(self, generator: Any) -> None:
+        self.draws = generator
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Privately(Sampler[int]):
+    """A sampler that draws its order from a generator under another name."""
+
+    def __init__(self, generator: Any) -> None:
+        self.draws = generator
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(8, generator=self.draws).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [np.random.default_rng(1), np.random.RandomState(1), random.Random(1), torch.Generator()],
+    ids=["numpy", "numpy's old one", "python", "torch"],
+)
+def test_a_generator_that_only_this_process_holds_is_refused_by_its_path(generator: Any) -> None:
+    with (
+        batches(DataLoader(Drawing(generator))) as source,
+        pytest.raises(ConfigError, match=r"`Drawing\.draws` is a random generator of its own"),
+    ):
+        source.require_movable(slots=1)
+
+
+def test_a_samplers_foreign_generator_is_refused_by_its_path() -> None:
+    sampler = Privately(np.random.default_rng(1))
+    with (
+        batches(DataLoader(Augmented(8), sampler=sampler)) as source,
+        pytest.raises(ConfigError, match=r"`Privately\.draws` is a random generator of its own"),
+    ):
+        source.require_movable(slots=1)
+
+
+def test_a_samplers_torch_generator_is_taken_over_whatever_its_name() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Augmented(8), sampler=Privately(torch.Generator().manual_seed(3)))
+
+    with batches(loader()) as source:
+        marks = [mark(source.next()) for _ in range(24)]
+        position = Position(2, 0, source.position().seed)
+    with batches(loader()) as joiner:
+        joiner.require_movable(slots=1)
+        joiner.seek(position)
+        assert [mark(joiner.next()) for _ in range(8)] == marks[16:]
+
+
+def test_an_iterator_is_refused_when_the_loop_begins() -> None:
+    with (
+        batches(iter([1, 2])) as source,
+        pytest.raises(ConfigError, match="can be gone through only once"),
+    ):
+        source.require_movable(slots=1)
 
 
 def test_samples_are_named_by_the_indices_of_the_last_batch() -> None:

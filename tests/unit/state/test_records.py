@@ -218,6 +218,54 @@ def test_what_every_rank_changes_after_the_vote_comes_from_the_source(hand_over:
     )
 
 
+def test_whoever_takes_the_senders_place_gets_all_as_it_stands_at_the_boundary(
+    hand_over: HandOver,
+) -> None:
+    leaver, joiner = Rank(), Rank()
+    leaver.live(2)
+    record = leaver.record(Position(1, 7, 99))
+    expected = draw()
+    leaver.live(1)  # behind optimizer.step()
+    leaver.model.constant.add_(1)  # type: ignore[operator]
+
+    received = hand_over(leaver.tracked, joiner.tracked, record=record, own=record)
+    decoded = Record.decode(received.record)
+    decoded.restore_private(joiner.tracked)
+    decoded.restore_rng()
+
+    assert joiner.seen.names == ["2", "1"]
+    assert joiner.tracked.digest() == leaver.tracked.digest()
+    assert decoded.position == Position(1, 7, 99)
+    assert draw() == expected
+    assert decoded.drift(joiner.tracked) == []
+
+
+def test_what_the_lost_rank_alone_changed_after_its_vote_is_known_to_nobody() -> None:
+    lost, survivor = Rank(), Rank()
+    lost.live(2)
+    survivor.live(2)
+    own, other = Record.decode(survivor.record()), Record.decode(lost.record())
+
+    survivor.model.constant.add_(1)  # type: ignore[operator]
+    own.refuse_unknown(other, survivor.tracked)  # equal at the vote: it changes alike
+
+    survivor.model(torch.randn(4, 3))
+    with pytest.raises(StateError, match=r"lost rank's `model\.1\.running_mean`, .* is lost with"):
+        own.refuse_unknown(other, survivor.tracked)
+
+
+def test_a_per_rank_object_that_changes_after_the_vote_is_named() -> None:
+    lost, survivor = Rank(), Rank()
+    own, other = Record.decode(survivor.record()), Record.decode(lost.record())
+    assert own.late(survivor.tracked) == []
+
+    survivor.seen.names.append("after the vote")
+
+    assert own.late(survivor.tracked) == ["seen"]
+    with pytest.raises(StateError, match="lost rank's `seen` changed after the vote"):
+        own.refuse_unknown(other, survivor.tracked)
+
+
 def test_what_changed_since_a_record_is_named() -> None:
     rank = Rank()
     rank.live(1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -150,17 +151,53 @@ def test_modes_go_back(loop: Loop) -> None:
     assert [m.training for m in loop.model.modules()] == [True, True, True, False]
 
 
-def test_parameters_are_not_copied() -> None:
+def by_hand(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.fill_(7)
+
+
+def through_data(weight: torch.Tensor) -> None:
+    weight.data.sub_(0.5)
+
+
+@pytest.mark.parametrize("update", [by_hand, through_data])
+@pytest.mark.parametrize("look", [Snapshot.refuse_updates, Snapshot.restore])
+def test_a_parameter_that_changed_before_the_vote_is_refused_not_changed_twice(
+    update: Callable[[torch.Tensor], None], look: Callable[[Snapshot, Tracked], None]
+) -> None:
     model = nn.Linear(1, 1)
     tracked = Tracked()
     tracked.track("m", model)
     snapshot = Snapshot(tracked)
+    look(snapshot, tracked)
 
-    with torch.no_grad():
-        model.weight.fill_(7)
-    snapshot.restore(tracked)
+    update(model.weight)
 
-    assert model.weight.item() == 7
+    with pytest.raises(StateError, match="tracked `m`: parameter `weight` changed inside `with"):
+        look(snapshot, tracked)
+
+
+def test_a_counted_change_of_a_parameter_is_noticed_at_any_step() -> None:
+    model = nn.Linear(1, 1)
+    tracked = Tracked()
+    tracked.track("m", model)
+    for _ in range(10):
+        snapshot = Snapshot(tracked)
+
+    by_hand(model.bias)
+
+    with pytest.raises(StateError, match="parameter `bias` changed"):
+        snapshot.refuse_updates(tracked)
+
+
+def test_parameters_that_are_not_a_number_have_not_changed() -> None:
+    model = nn.Linear(1, 1)
+    by_hand(model.weight)
+    model.weight.data.fill_(float("nan"))
+    tracked = Tracked()
+    tracked.track("m", model)
+
+    Snapshot(tracked).refuse_updates(tracked)
 
 
 def test_a_tensor_learning_rate_goes_back_in_place() -> None:
