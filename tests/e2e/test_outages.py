@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import time
+
 import pytest
 
 from e2e.conftest import Twin
@@ -135,3 +138,35 @@ def test_a_rank_lost_after_its_last_step_is_replaced_before_the_job_ends(
 
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     assert "node1" not in {slot.node for slot in outcome.status.slots}
+
+
+def test_a_rank_waits_for_a_standby_as_long_as_there_is_a_controller(
+    cluster: LocalCluster, undisturbed: Twin, tmp_path: pathlib.Path
+) -> None:
+    fence_s, gate = 1.0, tmp_path / "let the standby begin"
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, pathlib, runpy, time\n"
+        "from support.training import SCRIPT\n"
+        f"gate = pathlib.Path({str(gate)!r})\n"
+        "while os.environ['TMOVER_ROLE'] == 'standby' and not gate.exists():\n"
+        "    time.sleep(0.02)\n"
+        "runpy.run_path(str(SCRIPT), run_name='__main__')\n"
+    )
+    settings = {"TMOVER_WORKER_FENCE_AFTER_S": str(fence_s)}
+    training = Training(
+        cluster,
+        KIND,
+        inject="killnode:rank=1,step=7,point=in_vote",
+        script=script,
+        settings=settings,
+    )
+
+    training.until(lambda status: status.phase == "waiting")
+    enough = time.monotonic() + 3 * fence_s
+    training.until(lambda _: time.monotonic() > enough)
+    gate.touch()
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
+    assert not any("start afresh" in note for note in outcome.status.notes)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from support.eventually import eventually
@@ -62,6 +62,7 @@ class Training:
         hold_at: int | None = None,
         arguments: tuple[str, ...] = (),
         script: pathlib.Path = SCRIPT,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.cluster = cluster
         self.kind = kind
@@ -82,6 +83,7 @@ class Training:
             "TMOVER_TRACE": str(self._trace),
             "TMOVER_INJECT": inject,
             "OMP_NUM_THREADS": "1",
+            **(settings or {}),
         }
         self.job = cluster.submit(
             JobSpec(
