@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ import click
 from tmover.agent.signals import SignalPipe
 from tmover.cli.run import check_script
 from tmover.cli.state import state_option
+from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +73,6 @@ def command(
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     from tmover.cluster import LocalCluster
     from tmover.config import load, state_directory
-    from tmover.errors import ConfigError
 
     if not local:
         msg = "nodes of another scheduler cannot be had yet: add --local"
@@ -140,6 +141,11 @@ def _detach(cluster: LocalCluster, job: str) -> None:
             os.dup2(source, number)
         with cluster, SignalPipe(_ENDING) as signals:
             code = follow(cluster, job, click.echo, signals=signals)
+    except TmoverError as error:
+        click.echo(f"error: {error}")
+        code = error.exit_code
+    except BaseException:  # noqa: BLE001 - nobody above would say it: this process ends here
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -182,9 +188,10 @@ def follow(
     from tmover.cli.watch import JobWatch
 
     patience_s = patience_s or 2 * cluster.config.controller.lease_s
+    lookout = Lookout(cluster, job, say)
     watch, running_at = JobWatch(), time.monotonic()
     while True:
-        status = _look(cluster, job, say)
+        status = lookout.look()
         if status is not None:
             for news in watch.look(status):
                 say(str(news))
@@ -192,7 +199,7 @@ def follow(
             if status.code is not None:
                 say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
                 return status.code if status.code >= 0 else 128 - status.code
-        if cluster.scheduler.running(job):
+        if lookout.runs():
             running_at = time.monotonic()
         elif time.monotonic() - running_at > patience_s:
             say(f"nothing of job {job} runs any more; see the logs in {cluster.logs(job)}")
@@ -203,18 +210,54 @@ def follow(
             return 128 + number
 
 
-def _look(cluster: LocalCluster, job: str, say: Callable[[str], object]) -> JobStatus | None:
-    """Return how the job is, or None if no controller says so; start one if none runs."""
-    from tmover.errors import ControllerUnavailable
+class Lookout:
+    """Looks at one job. What keeps it from seeing is said once, and never ends the job.
 
-    if cluster.controller() is None:
-        say("the controller is gone; the job goes on, starting another one")
-        cluster.ensure_controller()
-    try:
-        return cluster.status(job)
-    except ControllerUnavailable as error:
-        say(str(error))
-        return None
+    Training needs no controller: only the nodes tell whether the job lives when none answers.
+    """
+
+    def __init__(self, cluster: LocalCluster, job: str, say: Callable[[str], object]) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._say = say
+        self._trouble = ""
+        self._start_at = 0.0
+        """When the next controller may be started; 0 unless the last one did not start."""
+
+    def look(self) -> JobStatus | None:
+        """Return how the job is, or None if that cannot be told; have a controller run."""
+        try:
+            if self._cluster.controller() is None:
+                self._start()
+            status = self._cluster.status(self._job)
+        except TmoverError as error:
+            self._note(str(error))
+            return None
+        self._trouble = ""
+        return status
+
+    def runs(self) -> bool:
+        """Return whether something of the job runs; also if that cannot be told."""
+        try:
+            return bool(self._cluster.scheduler.running(self._job))
+        except TmoverError as error:
+            self._note(str(error))
+            return True
+
+    def _start(self) -> None:
+        """Start a controller; one that does not start is tried again a lease later."""
+        if time.monotonic() < self._start_at:
+            raise ControllerUnavailable(self._trouble)
+        if not self._start_at:
+            self._say("the controller is gone; the job goes on, starting another one")
+        self._start_at = time.monotonic() + self._cluster.config.controller.lease_s
+        self._cluster.ensure_controller()
+        self._start_at = 0.0
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._say(f"{trouble}; job {self._job} goes on, this is tried again")
+        self._trouble = trouble
 
 
 def _wait(signals: SignalPipe | None) -> int | None:

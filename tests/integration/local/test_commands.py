@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -212,6 +213,58 @@ def test_a_controller_that_dies_is_started_again(cluster: LocalCluster, spec: Ma
     watching.join(60)
     assert codes == [130]
     assert any("starting another one" in line for line in said)
+
+
+@contextlib.contextmanager
+def followed(cluster: LocalCluster, job: str, said: list[str]) -> Iterator[list[int]]:
+    """Follow the job in a thread; at the end of the block it is cancelled and its code is there."""
+    codes: list[int] = []
+    watching = threading.Thread(target=lambda: codes.append(follow(cluster, job, said.append)))
+    watching.start()
+    try:
+        yield codes
+    finally:
+        run(cluster, "cancel", job)
+        watching.join(60)
+
+
+def test_a_job_outlives_a_controller_that_cannot_start_again(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    said: list[str] = []
+    with followed(cluster, job, said) as codes:
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+        journal = cluster.state / "journal" / f"{job}.jsonl"
+        good = journal.read_bytes()
+        journal.write_bytes(good.replace(b'"sum":"', b'"sum":"x', 1))
+
+        cluster.kill_controller()
+
+        eventually(lambda: any("line 1 is damaged" in line for line in said))
+        assert (codes, cluster.scheduler.running(job)) == ([], ["node1"])
+        journal.write_bytes(good)
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+    assert codes == [130]
+    assert sum("line 1 is damaged" in line for line in said) == 1
+
+
+def test_a_key_that_cannot_be_used_for_a_moment_does_not_end_the_job(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    key = cluster.state / "keys" / "client.key"
+    said: list[str] = []
+    with followed(cluster, job, said) as codes:
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+
+        key.chmod(0o644)
+        eventually(lambda: any("can be read by others" in line for line in said))
+        key.chmod(0o600)
+
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+        assert codes == []
+    assert codes == [130]
 
 
 def test_a_job_of_which_nothing_runs_is_given_up(
