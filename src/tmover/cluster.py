@@ -24,6 +24,7 @@ import msgspec
 from tmover import wire
 from tmover.config import Config
 from tmover.controller.client import ask, read_address
+from tmover.controller.keys import private_directory
 from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
 from tmover.process import (
     ProcessId,
@@ -102,7 +103,7 @@ class LocalCluster:
         start: StartController = start_controller,
         spawn: Spawn = spawn_holder,
     ) -> None:
-        self.state = state
+        self.state = private_directory(state)
         self.config = config
         self.scheduler = LocalScheduler(state / "cluster", capacity=config.local.nodes, spawn=spawn)
         self._start = start

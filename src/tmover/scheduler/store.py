@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tmover.errors import SchedulerError
+from tmover.errors import ConfigError, SchedulerError
 from tmover.process import ProcessId
 from tmover.scheduler.fence import MARK
 
@@ -76,11 +76,12 @@ class Store:
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         try:
-            for part in ("nodes", "jobs", "steps"):
-                (root / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+            for part in (root, root / "nodes", root / "jobs", root / "steps"):
+                part.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            msg = f"cannot use {root} for the local scheduler's files: {error}"
-            raise SchedulerError(msg) from error
+            why = (error.strerror or str(error)).lower()
+            msg = f"cannot use {root} for the local scheduler's files: {why}"
+            raise ConfigError(msg) from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
