@@ -25,7 +25,7 @@ from tmover import wire
 from tmover.config import Config
 from tmover.controller.client import ask, read_address
 from tmover.controller.keys import private_directory
-from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
+from tmover.errors import ConfigError, ControllerUnavailable, SchedulerError, TmoverError
 from tmover.process import (
     ProcessId,
     identify,
@@ -110,6 +110,10 @@ class LocalCluster:
         self._jobs: list[str] = []
         self._children: set[int] = set()
         self._is_detached = False
+
+    def is_gone(self) -> bool:
+        """Return whether the state directory was removed: its jobs can be reached no more."""
+        return self.scheduler.is_gone()
 
     # --- the controller ---------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class LocalCluster:
             with contextlib.suppress(TmoverError):
                 if self.status(job).code is None:
                     self.ask(wire.CancelRequest(job=job, reason=reason))
-            deadline = time.monotonic() + self.config.agent.stop_s
+            deadline = time.monotonic() + (0 if self.is_gone() else self.config.agent.stop_s)
             while self.scheduler.running(job) and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 2)
         finally:
@@ -244,7 +248,7 @@ class LocalCluster:
 
     def stop_controller(self) -> None:
         """End the controller if a `LocalCluster` started it and no job needs it."""
-        if self._is_detached:
+        if self._is_detached or self.is_gone():  # a controller without its directory ends itself
             return
         with self._locked():
             owned = self._owned()
@@ -323,7 +327,12 @@ class LocalCluster:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep others from starting or ending the controller meanwhile."""
-        fd = os.open(self.state / "cluster" / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        path = self.state / "cluster" / "controller.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            msg = f"cannot use {path}: {(error.strerror or str(error)).lower()}"
+            raise ConfigError(msg) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -43,4 +43,8 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     def ready(address: Address) -> None:
         click.echo(f"tmover: controller of {directory} listens on {address.address}", err=True)
 
-    sys.exit(run(configuration, directory, scheduler, on_ready=ready))
+    try:
+        sys.exit(run(configuration, directory, scheduler, on_ready=ready))
+    finally:
+        if scheduler.is_gone():  # nobody else can find the standbys that were ordered
+            scheduler.end_launched()

@@ -190,7 +190,7 @@ def follow(
     patience_s = patience_s or 2 * cluster.config.controller.lease_s
     lookout = Lookout(cluster, job, say)
     watch, running_at = JobWatch(), time.monotonic()
-    while True:
+    while not cluster.is_gone():
         status = lookout.look()
         if status is not None:
             for news in watch.look(status):
@@ -208,6 +208,8 @@ def follow(
         if number is not None:
             say(f"{signal.Signals(number).name}: job {job} is cancelled")
             return 128 + number
+    say(f"the state directory {cluster.state} is gone: job {job} can be reached no more, and ends")
+    return 1
 
 
 class Lookout:

@@ -59,6 +59,8 @@ class LocalScheduler:
         self._capacity = capacity
         self._spawn = spawn
         self._children: set[int] = set()
+        self._launched: list[tuple[str, ProcessId]] = []
+        """The job and the holder of what this object has started."""
 
     # --- what every scheduler can do --------------------------------------------------------------
 
@@ -180,7 +182,13 @@ class LocalScheduler:
         return record.holder if _runs(record) else None
 
     def release(self, job: str) -> None:
-        """End whatever of `job` still runs; its nodes are free, those that failed included."""
+        """End whatever of `job` still runs; its nodes are free, those that failed included.
+
+        If the directory is gone, with what was known of nodes, what this object started is ended.
+        """
+        if self.is_gone():
+            self.end_launched(job)
+            return
         for node in self.running(job):
             self.end(node, "the job was released")
         with self._store.locked():
@@ -188,6 +196,17 @@ class LocalScheduler:
                 if record.job == job:
                     self._free(record)
             self._store.forget_command(job)
+
+    def is_gone(self) -> bool:
+        """Return whether the directory was removed: then nobody can tell any more what runs."""
+        return self._store.is_gone()
+
+    def end_launched(self, job: str | None = None) -> None:
+        """Kill what this object started, of one job or of all; it needs no file for that."""
+        for name, holder in self._launched:
+            if job in (None, name):
+                kill_everything(holder, mark="")
+        self.collect()
 
     def collect(self) -> None:
         """Reap the holders this process started that have ended."""
@@ -224,7 +243,9 @@ class LocalScheduler:
         name = self._store.new_step(record.name, step, last=record.step)
         pid = self._spawn(self._store.step_file(name), log)
         self._children.add(pid)
-        self._change(record, job=job, step=name, holder=identify(pid) or ProcessId(pid, 0))
+        holder = identify(pid) or ProcessId(pid, 0)
+        self._launched.append((job, holder))
+        self._change(record, job=job, step=name, holder=holder)
         return name
 
     def _kill(self, record: NodeRecord) -> float:

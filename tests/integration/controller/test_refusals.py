@@ -213,7 +213,7 @@ def test_a_controller_that_is_told_to_end_leaves_nothing(
     assert not (cast.state / "controller.json").exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
-    names = {p.name for p in cast.state.rglob("*") if p.is_file()} - {"lock"}
+    names = {p.name for p in cast.state.rglob("*") if p.is_file()} - {"lock", "id"}
     assert names == {"server.key", "server.pub", "client.key", "1", "1.jsonl"}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ from tmover.cli.main import tmover
 from tmover.cli.submit import follow
 from tmover.cluster import JobSpec, LocalCluster
 from tmover.config import Config, load
+from tmover.process import is_alive
 from tmover.wire import JobStatus
 
 FOREVER = "1000000"
@@ -265,6 +267,26 @@ def test_a_key_that_cannot_be_used_for_a_moment_does_not_end_the_job(
         cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
         assert codes == []
     assert codes == [130]
+
+
+def test_a_job_whose_state_directory_is_removed_ends_and_leaves_nothing(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    said: list[str] = []
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+    controller, holder = cluster.controller(), cluster.scheduler.holder("node1")
+    assert controller is not None
+    assert holder is not None
+
+    shutil.rmtree(cluster.state)
+
+    assert follow(cluster, job, said.append) == 1
+    gone = f"the state directory {cluster.state} is gone"
+    assert said == [f"{gone}: job 1 can be reached no more, and ends"]
+    cluster.close()
+    assert not is_alive(holder)
+    eventually(lambda: not is_alive(controller))
 
 
 def test_a_job_of_which_nothing_runs_is_given_up(
