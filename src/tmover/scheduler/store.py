@@ -184,9 +184,13 @@ class Store:
 
 
 def _replace(file: pathlib.Path, data: bytes) -> None:
-    """Have the file hold this; it is its owner's only."""
+    """Have the file hold this, for its owner only. Raises `SchedulerError` if it cannot."""
     new = file.with_name(f".{file.name}.{os.getpid()}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as out:
-        out.write(data)
-    new.replace(file)
+    try:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(data)
+        new.replace(file)
+    except OSError as error:
+        msg = f"cannot write {file}: {(error.strerror or str(error)).lower()}"
+        raise SchedulerError(msg) from error
