@@ -140,7 +140,11 @@ class LocalCluster:
     # --- jobs -------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec) -> str:
-        """Start a job and its standbys; return its id."""
+        """Start a job and its standbys; return its id.
+
+        Raises `SchedulerError`, and leaves no job behind, if there are not enough free nodes.
+        """
+        self.scheduler.check_room(spec.nodes + spec.standby)
         with self._locked(), uninterrupted():
             self._ensure_controller()
             request = wire.SubmitRequest(
@@ -298,13 +302,13 @@ class LocalCluster:
         self._owned_file.write_bytes(msgspec.json.encode(ready))
 
     def _is_idle(self) -> bool:
+        """Return whether the controller says that no job needs it. One that is silent does not."""
         try:
-            request = wire.StatusRequest(job=None)
+            request = wire.StatusRequest(job=None, ended=0)
             answer = ask(self.state, request, self.config.controller.request_s)
         except TmoverError:
-            return True  # it answers nobody: it is of no use to any job
-        jobs = answer.jobs if isinstance(answer, wire.StatusReply) else ()
-        return all(job.code is not None for job in jobs)
+            return False
+        return isinstance(answer, wire.StatusReply) and not answer.jobs
 
     @property
     def _owned_file(self) -> pathlib.Path:

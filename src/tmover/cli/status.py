@@ -13,13 +13,19 @@ from tmover.cli.state import state_option
 if TYPE_CHECKING:
     from tmover.wire import JobStatus
 
+_ENDED = 3
+"""So many of the jobs that have ended are shown unless all are asked for."""
+
 
 @click.command(name="status")
 @click.argument("job", required=False)
+@click.option("-a", "--all", "show_all", is_flag=True, help="All jobs that have ended, too.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of jobs.")
 @state_option
-def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> None:
+def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Path | None) -> None:
     """Show how JOB is, or all jobs: its nodes and standbys, how far they are, what was decided.
+
+    Of the jobs that have ended, the last three are shown.
 
     Steps are the last ones applied; HEARD is the time since the node was last heard of.
     """
@@ -29,7 +35,8 @@ def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> No
     from tmover.config import load, state_directory
     from tmover.controller.client import ask
 
-    answer = ask(state_directory(state), wire.StatusRequest(job=job), load().controller.request_s)
+    request = wire.StatusRequest(job=job, ended=None if show_all else _ENDED)
+    answer = ask(state_directory(state), request, load().controller.request_s)
     if not isinstance(answer, wire.StatusReply):
         return
     if as_json:
@@ -38,6 +45,8 @@ def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> No
         click.echo("no jobs")
     else:
         click.echo("\n\n".join(render(one) for one in answer.jobs))
+    if answer.more and not as_json:
+        click.echo(f"\n{answer.more} more have ended: `tmover status --all` shows them")
 
 
 def render(status: JobStatus) -> str:

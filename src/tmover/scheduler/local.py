@@ -10,11 +10,12 @@ comes back when it is resumed, or when nothing of the job that it failed under r
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -122,17 +123,20 @@ class LocalScheduler:
 
         A claimed node on which nothing is started is free again when the claiming process ends.
         """
+        self.check_room(count)
+        names = self._claim(job, count, ())
+        if len(names) < count:  # somebody else was quicker
+            self.release(job)
+            raise SchedulerError(self._no_room(len(names), count))
+        return names
+
+    def check_room(self, count: int) -> None:
+        """Raise `SchedulerError` if there are fewer than `count` free nodes now."""
         with self._store.locked():
             self._tidy()
-        names = self._claim(job, count, ())
-        if len(names) < count:
-            self.release(job)
-            msg = (
-                f"the local scheduler has {len(names)} free nodes, {count} are needed; end a job, "
-                f"or raise nodes in the table [local] (now {self._capacity})"
-            )
-            raise SchedulerError(msg)
-        return names
+            free = len(list(self._idle(())))
+        if free < count:
+            raise SchedulerError(self._no_room(free, count))
 
     def register(self, job: str, command: Command) -> None:
         """Say what each node of `job` runs."""
@@ -220,18 +224,25 @@ class LocalScheduler:
         """Take up to `count` free nodes."""
         names: list[str] = []
         with self._store.locked():
-            records = self._store.nodes()
-            for number in range(1, self._capacity + 1):
-                if len(names) == count:
-                    break
-                name = f"node{number}"
-                record = records.get(name)
-                if record is None:
-                    record = NodeRecord(name=name, address=f"127.0.0.{number + 1}")
-                if name not in exclude and self._info(record).state is NodeState.IDLE:
-                    self._change(record, job=job, claimant=identify(os.getpid()), step="")
-                    names.append(name)
+            for record in itertools.islice(self._idle(exclude), count):
+                self._change(record, job=job, claimant=identify(os.getpid()), step="")
+                names.append(record.name)
         return names
+
+    def _idle(self, exclude: Collection[str]) -> Iterator[NodeRecord]:
+        """Yield the free nodes, those that have yet to be made included."""
+        records = self._store.nodes()
+        for number in range(1, self._capacity + 1):
+            name = f"node{number}"
+            record = records.get(name) or NodeRecord(name=name, address=f"127.0.0.{number + 1}")
+            if name not in exclude and self._info(record).state is NodeState.IDLE:
+                yield record
+
+    def _no_room(self, free: int, count: int) -> str:
+        return (
+            f"the local scheduler has {free} free nodes, {count} are needed; end a job, "
+            f"or raise nodes in the table [local] (now {self._capacity})"
+        )
 
     def _start(self, record: NodeRecord, job: str, step: StepFile, log: pathlib.Path) -> str:
         info = self._info(record)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from support.eventually import eventually
+from tmover import wire
 from tmover.cli.main import tmover
 from tmover.cli.submit import follow
 from tmover.cluster import JobSpec, LocalCluster
@@ -129,6 +131,24 @@ def test_without_jobs_there_is_nothing_to_show(cluster: LocalCluster) -> None:
     cluster.ensure_controller()
 
     assert run(cluster, "status") == (0, "no jobs\n")
+
+
+def test_of_the_jobs_that_have_ended_the_last_ones_are_shown(cluster: LocalCluster) -> None:
+    cluster.ensure_controller()
+    for _ in range(5):
+        made = cluster.ask(wire.SubmitRequest(nnodes=1, nproc=1, owner="me")).job
+        if made != "2":
+            cluster.ask(wire.CancelRequest(job=made, reason="enough"))
+
+    code, output = run(cluster, "status")
+    _, everything = run(cluster, "status", "--all")
+    cluster.ask(wire.CancelRequest(job="2", reason="enough"))
+
+    shown = re.findall(r"^JOB (\d)", output, re.MULTILINE)
+    assert (code, shown) == (0, ["2", "3", "4", "5"])
+    assert output.endswith("\n1 more have ended: `tmover status --all` shows them\n")
+    assert re.findall(r"^JOB (\d)", everything, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    assert "more have ended" not in everything
 
 
 def test_a_job_is_cancelled(cluster: LocalCluster, job: str) -> None:
