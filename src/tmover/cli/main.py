@@ -18,7 +18,7 @@ COMMANDS = ("submit", "status", "migrate", "cancel", "demo", "run", "controller"
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, "
-    "130 interrupted. A job's own exit code is passed on."
+    "130 interrupted. The code that a job's script fails with is passed on."
 )
 
 

@@ -154,7 +154,8 @@ def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
             script = f"the script on slot {slot} failed twice"
             what = script if now.errors == ERRORS else f"slot {slot} was lost {LOSSES} times"
             when = "before its first step" if step == NO_STEP else f"after step {step}"
-            draft.end(1, f"{what} {when}: {_last_words(job, slot)}")
+            code = agent.exit.job_code if agent is not None and agent.exit is not None else 1
+            draft.end(code, f"{what} {when}: {_last_words(job, slot)}")
             return True
     return False
 

@@ -11,6 +11,8 @@ import msgspec
 from tmover.core.events import NO_STEP, Member, Plan, Reported
 from tmover.core.phase import New, Phase
 
+_LAST_OWN_CODE = 125
+"""A shell's own codes follow: not executable, not found, ended by a signal."""
 Schema = Mapping[str, str]
 _SIGNALLED = 128
 """Exit codes from here on, and negative ones, are a signal's: a death, not the script's error."""
@@ -23,6 +25,11 @@ class Exit(NamedTuple):
     reason: str
     is_error: bool
     """Whether the script itself gave up, rather than was killed or carried along by others."""
+
+    @property
+    def job_code(self) -> int:
+        """The exit code of a job that fails by this: the script's own, if that says failure."""
+        return self.code if 1 <= self.code <= _LAST_OWN_CODE else 1
 
 
 class Crashes(NamedTuple):

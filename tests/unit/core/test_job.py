@@ -297,6 +297,21 @@ def test_a_script_that_fails_twice_before_its_first_step_fails_the_job() -> None
     assert story.job.phase == Ended(code=1, reason=why)
 
 
+@pytest.mark.parametrize(("code", "of_job"), [(7, 7), (125, 125), (126, 1), (0, 1)])
+def test_a_script_s_own_exit_code_is_the_job_s(code: int, of_job: int) -> None:
+    early, late = Story().joined(), Story().training()
+
+    early.tell(exited("a1", code=code), exited("a1", launch=2, code=code))
+    late.tell(*[exited(agent, code=code) for agent in late.members])
+
+    assert [story.job.phase for story in (early, late)] == [
+        Ended(
+            code=of_job, reason="the script on slot 1 failed twice before its first step: killed"
+        ),
+        Ended(code=of_job, reason="the script failed on all nodes: killed"),
+    ]
+
+
 def test_an_agent_whose_workers_never_last_loses_its_slot() -> None:
     story = Story().joined()
     story.tell(exited("a1"), exited("a1", launch=2))
