@@ -176,11 +176,11 @@ class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         if role not in {"member", "standby"}:
             msg = f"TMOVER_ROLE={role!r}: write member or standby"
             raise ConfigError(msg)
-        node = environ.get("TMOVER_NODE") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
         return cls(
             state=state_directory(environ=environ),
-            job=environ["TMOVER_JOB"],
-            node=node,
+            job=_name(environ, "TMOVER_JOB"),
+            node=_name(environ, "TMOVER_NODE") or host,
             address=environ.get("TMOVER_ADDRESS", ""),
             standby=role == "standby",
             slot=_number(environ, "TMOVER_SLOT"),
@@ -263,6 +263,15 @@ def _convert(variable: str, text: str, default: Any) -> Any:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         msg = f"{variable}={text!r}: {error}"
         raise ConfigError(msg) from error
+
+
+def _name(environ: Mapping[str, str], variable: str) -> str:
+    """Return a name that can be shown and sent."""
+    text = environ.get(variable, "")
+    if not text.isprintable() or " " in text:
+        msg = f"{variable}={text!r} is no name: it has blanks, or what cannot be printed"
+        raise ConfigError(msg)
+    return text
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:

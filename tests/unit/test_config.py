@@ -110,6 +110,12 @@ def test_a_mistake_is_named_with_its_file(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["node\x1b[2J", "two words", "\udcff"])
+def test_a_node_s_name_can_be_shown(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^TMOVER_NODE='[^\x1b\udcff]*' is no name"):
+        AgentEnvironment.read({"TMOVER_JOB": "1", "TMOVER_NODE": name})
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "complaint"),
     [

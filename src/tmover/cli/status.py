@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, plain
 
 if TYPE_CHECKING:
-    from tmover.wire import JobStatus
+    from tmover.wire import JobStatus, MoveStatus
 
 _ENDED = 3
 """So many of the jobs that have ended are shown unless all are asked for."""
 
 
 @click.command(name="status")
-@click.argument("job", required=False)
+@click.argument("job", type=Text(), required=False)
 @click.option("-a", "--all", "show_all", is_flag=True, help="All jobs that have ended, too.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of jobs.")
 @state_option
@@ -59,11 +60,16 @@ def render(status: JobStatus) -> str:
     lines = [head, "", *_table(_rows(status))]
     if status.move is not None:
         move = status.move
-        ends = f"{move.leaver or '?'} to {move.joiner or '?'}"
-        lines += ["", f"move: {move.phase} in epoch {move.epoch}, {ends}"]
+        lines += ["", f"move: {move.phase}{_move(move)}"]
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
+
+
+def _move(move: MoveStatus) -> str:
+    if not move.epoch:
+        return f", {move.leaver} is to be left"
+    return f" in epoch {move.epoch}, {move.leaver or '?'} to {move.joiner or '?'}"
 
 
 def _rows(status: JobStatus) -> Iterator[tuple[str, ...]]:

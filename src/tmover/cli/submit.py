@@ -18,6 +18,7 @@ import click
 from tmover.agent.signals import SignalPipe
 from tmover.cli.run import check_script
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, is_utf8, plain
 from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ _KILLING = (signal.SIGTERM, signal.SIGHUP)
 @click.option("--detach", is_flag=True, help="Return at once; the job goes on.")
 @click.option("--config", type=click.Path(path_type=pathlib.Path), help="Configuration file.")
 @state_option
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.argument("script", type=Text(), required=False)
+@click.argument("arguments", nargs=-1, type=Text(), metavar="[ARGS]...")
 def command(
     *,
     local: bool,
@@ -77,7 +78,7 @@ def command(
     if not local:
         msg = "nodes of another scheduler cannot be had yet: add --local"
         raise ConfigError(msg)
-    checked = check_script(script, module=module)
+    checked = check_script(script, module=module, command="submit")
     configuration = load(config)
     spec = _job_spec(nodes, standby, nproc_per_node, checked, *arguments, module=module)
     if config is not None:
@@ -100,6 +101,10 @@ def _job_spec(
     from tmover.cluster import JobSpec, agent_argv
 
     nproc = count_workers(nproc_per_node)
+    for name, value in os.environ.items():
+        if not is_utf8(name + value):
+            msg = f"the nodes get this environment, and its {plain(name)} is not UTF-8: unset it"
+            raise ConfigError(msg)
     return JobSpec(
         nodes=nodes,
         standby=standby,
@@ -167,7 +172,7 @@ def _show(cluster: LocalCluster, job: str, signals: SignalPipe) -> int:
             cluster,
             job,
             console.print,
-            show=lambda status: line.update(escape(summary(status))),
+            show=lambda status: line.update(escape(plain(summary(status)))),
             signals=signals,
         )
 
@@ -194,7 +199,7 @@ def follow(
         status = lookout.look()
         if status is not None:
             for news in watch.look(status):
-                say(str(news))
+                say(plain(str(news)))
             show(status)
             if status.code is not None:
                 say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
