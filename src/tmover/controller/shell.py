@@ -40,6 +40,7 @@ from tmover.core.events import (
     Joined,
     Launched,
     LeaseExpired,
+    Left,
     Note,
     Order,
     OrderNode,
@@ -370,7 +371,7 @@ class Controller:
 
 def _who(event: FromAgent) -> Who:
     """Return the agent that an event comes from."""
-    if isinstance(event, (Joined, Launched, Exited, Answered)):
+    if isinstance(event, (Joined, Launched, Exited, Left, Answered)):
         return Who(event.job, event.agent)
     return Who(event.job, wire.agent_of(event.worker))
 

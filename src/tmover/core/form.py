@@ -188,6 +188,9 @@ def _free_slot(job: Job, event: Joined) -> int | None:
 
 def _relaunch(draft: Draft, agent: Agent, slot: int) -> None:
     """Start the workers of a slot afresh; an agent whose workers never last loses its slot."""
+    if agent.has_left:
+        standby.part(draft, agent)
+        return
     if agent.failures < standby.FAILURES:
         draft.note(f"the workers on {agent.node} are started afresh")
         draft.relaunch(agent, slot=slot, sandbox=False)

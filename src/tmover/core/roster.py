@@ -81,6 +81,8 @@ class Agent:
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     """What its workers track, by worker, once they loop or are warm."""
     exit: Exit | None = None
+    has_left: bool = False
+    """Whether the agent itself has ended: it starts no workers any more."""
     failures: int = 0
     """Launches of it that ended badly, and moves to it that came to nothing."""
 

@@ -104,6 +104,21 @@ def test_what_is_killed_is_replaced(
     )
 
 
+def test_a_standby_that_is_told_to_end_is_no_standby_any_more(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, standby=1))
+    cluster.wait(job, is_warm, timeout_s=60)
+    holder = cluster.scheduler.holder("node3")
+    assert holder is not None
+
+    send_signal(holder, signal.SIGTERM)  # it passes it on to the agent, as a scheduler would
+
+    status = cluster.wait(job, lambda status: not status.standbys, timeout_s=60)
+    assert "node3 has left: " in status.notes[-1]
+    assert not any("afresh" in note or "lost" in note for note in status.notes)
+
+
 def test_a_job_does_not_notice_that_its_controller_is_replaced(
     cluster: LocalCluster, spec: MakeSpec
 ) -> None:
