@@ -183,6 +183,7 @@ def _events_of(job: Job, agent: str, epochs: set[int]) -> Iterator[AnyEvent]:
     yield from (jobs.joined(agent), jobs.launched(agent, launch), jobs.expired(agent))
     yield from (jobs.looping(worker, launch), jobs.warm(worker, launch))
     yield from (jobs.exited(agent, launch, code) for code in (1, -9))
+    yield from (jobs.left(agent, code) for code in (1, -9))
     yield from (NodeLost(job="j", node=node, reason="down") for node in ("n0", "n1", "m0"))
     yield Finished(job="j", worker=worker, step=9)
     for epoch in epochs:

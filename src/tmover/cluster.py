@@ -24,7 +24,8 @@ import msgspec
 from tmover import wire
 from tmover.config import Config
 from tmover.controller.client import ask, read_address
-from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
+from tmover.controller.keys import private_directory
+from tmover.errors import ConfigError, ControllerUnavailable, SchedulerError, TmoverError
 from tmover.process import (
     ProcessId,
     identify,
@@ -102,13 +103,17 @@ class LocalCluster:
         start: StartController = start_controller,
         spawn: Spawn = spawn_holder,
     ) -> None:
-        self.state = state
+        self.state = private_directory(state)
         self.config = config
         self.scheduler = LocalScheduler(state / "cluster", capacity=config.local.nodes, spawn=spawn)
         self._start = start
         self._jobs: list[str] = []
         self._children: set[int] = set()
         self._is_detached = False
+
+    def is_gone(self) -> bool:
+        """Return whether the state directory was removed: its jobs can be reached no more."""
+        return self.scheduler.is_gone()
 
     # --- the controller ---------------------------------------------------------------------------
 
@@ -135,7 +140,11 @@ class LocalCluster:
     # --- jobs -------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec) -> str:
-        """Start a job and its standbys; return its id."""
+        """Start a job and its standbys; return its id.
+
+        Raises `SchedulerError`, and leaves no job behind, if there are not enough free nodes.
+        """
+        self.scheduler.check_room(spec.nodes + spec.standby)
         with self._locked(), uninterrupted():
             self._ensure_controller()
             request = wire.SubmitRequest(
@@ -206,7 +215,7 @@ class LocalCluster:
             with contextlib.suppress(TmoverError):
                 if self.status(job).code is None:
                     self.ask(wire.CancelRequest(job=job, reason=reason))
-            deadline = time.monotonic() + self.config.agent.stop_s
+            deadline = time.monotonic() + (0 if self.is_gone() else self.config.agent.stop_s)
             while self.scheduler.running(job) and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 2)
         finally:
@@ -243,7 +252,7 @@ class LocalCluster:
 
     def stop_controller(self) -> None:
         """End the controller if a `LocalCluster` started it and no job needs it."""
-        if self._is_detached:
+        if self._is_detached or self.is_gone():  # a controller without its directory ends itself
             return
         with self._locked():
             owned = self._owned()
@@ -293,13 +302,13 @@ class LocalCluster:
         self._owned_file.write_bytes(msgspec.json.encode(ready))
 
     def _is_idle(self) -> bool:
+        """Return whether the controller says that no job needs it. One that is silent does not."""
         try:
-            request = wire.StatusRequest(job=None)
+            request = wire.StatusRequest(job=None, ended=0)
             answer = ask(self.state, request, self.config.controller.request_s)
         except TmoverError:
-            return True  # it answers nobody: it is of no use to any job
-        jobs = answer.jobs if isinstance(answer, wire.StatusReply) else ()
-        return all(job.code is not None for job in jobs)
+            return False
+        return isinstance(answer, wire.StatusReply) and not answer.jobs
 
     @property
     def _owned_file(self) -> pathlib.Path:
@@ -322,7 +331,12 @@ class LocalCluster:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep others from starting or ending the controller meanwhile."""
-        fd = os.open(self.state / "cluster" / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        path = self.state / "cluster" / "controller.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            msg = f"cannot use {path}: {(error.strerror or str(error)).lower()}"
+            raise ConfigError(msg) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -20,6 +20,9 @@ from tmover.errors import ConfigError
 SITE_FILE = pathlib.Path("/etc/tmover/tmover.toml")
 """Read when neither `--config` nor `TMOVER_CONFIG` names a file."""
 
+LONGEST_S = 20 * 86400
+"""No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
+
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all tables."""
@@ -173,11 +176,11 @@ class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         if role not in {"member", "standby"}:
             msg = f"TMOVER_ROLE={role!r}: write member or standby"
             raise ConfigError(msg)
-        node = environ.get("TMOVER_NODE") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
         return cls(
             state=state_directory(environ=environ),
-            job=environ["TMOVER_JOB"],
-            node=node,
+            job=_name(environ, "TMOVER_JOB"),
+            node=_name(environ, "TMOVER_NODE") or host,
             address=environ.get("TMOVER_ADDRESS", ""),
             standby=role == "standby",
             slot=_number(environ, "TMOVER_SLOT"),
@@ -257,9 +260,18 @@ _OTHER = frozenset({"TMOVER_AGENT", "TMOVER_AGENT_PID"})
 def _convert(variable: str, text: str, default: Any) -> Any:
     try:
         return msgspec.convert(text, type(default), strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         msg = f"{variable}={text!r}: {error}"
         raise ConfigError(msg) from error
+
+
+def _name(environ: Mapping[str, str], variable: str) -> str:
+    """Return a name that can be shown and sent."""
+    text = environ.get(variable, "")
+    if not text.isprintable() or " " in text:
+        msg = f"{variable}={text!r} is no name: it has blanks, or what cannot be printed"
+        raise ConfigError(msg)
+    return text
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:
@@ -277,8 +289,9 @@ def _check(config: Config, *, source: str) -> None:
     """Raise `ConfigError` if a value, or the relation between two, makes no sense."""
     for name, table in msgspec.to_builtins(config).items():
         for key, value in table.items():
-            if key.endswith("_s") and not 0 < value < float("inf"):
-                msg = f"{source}: {name}.{key} = {value}: must be more than 0"
+            if key.endswith("_s") and not 0 < value <= LONGEST_S:
+                bounds = f"must be more than 0, and at most {LONGEST_S} ({LONGEST_S // 86400} days)"
+                msg = f"{source}: {name}.{key} = {value}: {bounds}"
                 raise ConfigError(msg)
     agent, deadlines, links = config.agent, config.deadlines, config.links
     relations = (
@@ -290,7 +303,9 @@ def _check(config: Config, *, source: str) -> None:
         (links.handshake_s < deadlines.prepare_s, "links.handshake_s < deadlines.prepare_s"),
         (links.handshake_s < deadlines.switch_s, "links.handshake_s < deadlines.switch_s"),
         (deadlines.switch_s <= links.barrier_s, "deadlines.switch_s <= links.barrier_s"),
-        (links.probes >= 1, "links.probes >= 1"),
+        (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
+        (links.interval_s <= 32767, "links.interval_s <= 32767"),
+        (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
     )

@@ -117,6 +117,8 @@ class StatusRequest(Request, frozen=True, kw_only=True):
     """How is the job? None asks for all of them."""
 
     job: str | None = None
+    ended: int | None = None
+    """Of the jobs that have ended, only so many, the last ones; None for all of them."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True):
@@ -202,6 +204,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     """The jobs asked for."""
 
     jobs: tuple[JobStatus, ...]
+    more: int = 0
+    """How many have ended besides, and were not asked for."""
 
 
 class Accepted(Reply, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from tmover.core.events import (
     Joined,
     Launched,
     LeaseExpired,
+    Left,
     Looping,
     MoveRequested,
     Note,
@@ -60,6 +61,10 @@ def warm(worker: str, launch: int = 1, schema: dict[str, str] = SCHEMA) -> Warm:
 
 def exited(agent: str, launch: int = 1, code: int = -9, reason: str = "killed") -> Exited:
     return Exited(job="j", agent=agent, launch=launch, code=code, reason=reason)
+
+
+def left(agent: str, code: int = -15, reason: str = "told to end") -> Left:
+    return Left(job="j", agent=agent, code=code, reason=reason)
 
 
 def expired(agent: str) -> LeaseExpired:

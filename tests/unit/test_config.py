@@ -85,7 +85,12 @@ def test_the_variables_of_a_worker_are_no_keys() -> None:
         ("[links]\nhandshake_s = 60.0", "links.handshake_s < deadlines.prepare_s"),
         ("[deadlines]\nswitch_s = 9.0", "links.handshake_s < deadlines.switch_s"),
         ("[deadlines]\nswitch_s = 121.0", "deadlines.switch_s <= links.barrier_s"),
-        ("[links]\nprobes = 0", "links.probes >= 1"),
+        ("[links]\nprobes = 0", "1 <= links.probes <= 127"),
+        ("[links]\nprobes = 128", "1 <= links.probes <= 127"),
+        ("[links]\nidle_s = 32768", "links.idle_s <= 32767 does not hold: links.idle_s is 32768"),
+        ("[links]\ninterval_s = 32768", "links.interval_s <= 32767"),
+        ("[links]\nunacked_s = 1e7", r"links.unacked_s = 10000000.0: .* at most 1728000 \(20 days"),
+        ("[controller]\nrequest_s = 1e7", "controller.request_s"),
         ("[worker]\nrehearse_steps = 1", "worker.rehearse_steps >= 2"),
         ("[local]\nnodes = 0", "0 < local.nodes <= 250"),
         ("[local]\nnodes = 251", "0 < local.nodes <= 250"),
@@ -105,6 +110,12 @@ def test_a_mistake_is_named_with_its_file(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["node\x1b[2J", "two words", "\udcff"])
+def test_a_node_s_name_can_be_shown(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^TMOVER_NODE='[^\x1b\udcff]*' is no name"):
+        AgentEnvironment.read({"TMOVER_JOB": "1", "TMOVER_NODE": name})
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "complaint"),
     [
@@ -112,6 +123,8 @@ def test_a_mistake_is_named_with_its_file(
         ("TMOVER_AGENT_XYZ", "1", "no key 'xyz'"),
         ("TMOVER_AGENT_HEARTBEAT_S", "often", "TMOVER_AGENT_HEARTBEAT_S='often'"),
         ("TMOVER_LOCAL_NODES", "0", "local.nodes"),
+        ("TMOVER_LINKS_IDLE_S", "40000", "links.idle_s"),
+        ("TMOVER_AGENT_JOIN_S", "\udcff", r"TMOVER_AGENT_JOIN_S='\\udcff'"),
     ],
 )
 def test_a_mistake_in_the_environment_is_named(variable: str, value: str, complaint: str) -> None:

@@ -33,6 +33,7 @@ from tmover.core.events import (
     Exited,
     Joined,
     Launched,
+    Left,
     Prepare,
     Probe,
     Revoke,
@@ -165,7 +166,7 @@ class Agent:
         at_once = self._signal is not None and number == signal.SIGINT
         if number in _ENDING and (at_once or not self._team.is_running):
             self._team.end()
-            self._exit = Exit(128 + number, f"ended by {signal.Signals(number).name}")
+            self._leave(number, f"ended by {signal.Signals(number).name}")
         self._team.signal(number)
         if number in _ENDING:
             self._signal = self._signal or number
@@ -244,7 +245,8 @@ class Agent:
         Otherwise the others would be heard first, and the node would be taken for lost.
         """
         loss = self._team.confession()
-        if loss is not None and self._loss is None and self._stop is None:
+        is_ending = self._stop is not None or self._signal is not None
+        if loss is not None and self._loss is None and not is_ending:
             self._loss = loss
             self._report(loss)
             self._team.reassure()
@@ -257,14 +259,22 @@ class Agent:
             for event in said:
                 self._uplink.tell(event)
             self._team.kill()
-            if self._stop is None and not is_reported:
+            if self._stop is None and self._signal is None and not is_reported:
                 self._report(self._loss)  # large processes take seconds to go
             self._team.end()
             if self._stop is None and self._signal is not None:
-                self._uplink.flush(self._team.heartbeat(), timeout_s=_FLUSH_S)
-                self._exit = Exit(128 + self._signal, self._loss.reason)
+                self._leave(self._signal, self._loss.reason)
         if not self._team.is_running:
             reap_children()
+
+    def _leave(self, number: int, reason: str) -> None:
+        """End, because of a signal, and say so: nobody then waits for the lease to expire."""
+        code = -number if self._loss is None else self._loss.code
+        joined = self._joined
+        if self._uplink.ever_known:
+            self._uplink.tell(Left(job=joined.job, agent=joined.agent, code=code, reason=reason))
+            self._uplink.flush(self._team.heartbeat(), timeout_s=_FLUSH_S)
+        self._exit = Exit(128 + number, reason)
 
     def _report(self, loss: Loss) -> None:
         logger.warning("lost the workers: %s", loss.reason)

@@ -16,7 +16,7 @@ import zmq
 from tmover import wire
 from tmover.config import AgentConfig, AgentEnvironment
 from tmover.controller.client import Channel, Connection
-from tmover.core.events import FromAgent, Joined
+from tmover.core.events import FromAgent, Joined, Stop
 from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Uplink:
         if self._channel is None or not self._send(heartbeat):
             return
         while (left := deadline - time.monotonic()) > 0 and self._channel.wait(zmq.POLLIN, left):
-            if isinstance(self._channel.receive(), wire.Heard):
+            if isinstance(self._channel.receive(), (wire.Heard, Stop)):
                 return
 
     def explain(self) -> str:

@@ -7,12 +7,17 @@ import pathlib
 import click
 
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, plain
 
 
 @click.command(name="cancel")
-@click.argument("job", required=False)
+@click.argument("job", type=Text(), required=False)
 @click.option(
-    "--reason", default="cancelled by hand", show_default=True, help="Kept in the journal."
+    "--reason",
+    type=Text(),
+    default="cancelled by hand",
+    show_default=True,
+    help="Kept in the journal.",
 )
 @state_option
 def command(*, job: str | None, reason: str, state: pathlib.Path | None) -> None:
@@ -24,4 +29,4 @@ def command(*, job: str | None, reason: str, state: pathlib.Path | None) -> None
     request = wire.CancelRequest(job=job, reason=reason)
     answer = ask(state_directory(state), request, load().controller.request_s)
     if isinstance(answer, wire.Accepted):
-        click.echo(answer.text)
+        click.echo(plain(answer.text))

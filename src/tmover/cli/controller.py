@@ -30,16 +30,21 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     from tmover.config import load, state_directory
     from tmover.controller.client import Address
     from tmover.controller.daemon import run
+    from tmover.controller.keys import private_directory
     from tmover.scheduler.local import LocalScheduler
 
     configuration = load(config)
     if bind is not None:
         table = msgspec.structs.replace(configuration.controller, bind=bind)
         configuration = msgspec.structs.replace(configuration, controller=table)
-    directory = state_directory(state)
+    directory = private_directory(state_directory(state))
     scheduler = LocalScheduler(directory / "cluster", capacity=configuration.local.nodes)
 
     def ready(address: Address) -> None:
         click.echo(f"tmover: controller of {directory} listens on {address.address}", err=True)
 
-    sys.exit(run(configuration, directory, scheduler, on_ready=ready))
+    try:
+        sys.exit(run(configuration, directory, scheduler, on_ready=ready))
+    finally:
+        if scheduler.is_gone():  # nobody else can find the standbys that were ordered
+            scheduler.end_launched()

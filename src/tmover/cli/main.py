@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -11,6 +14,7 @@ import click
 
 from tmover import __version__
 from tmover.cli import logs
+from tmover.cli.text import plain
 from tmover.errors import TmoverError
 
 COMMANDS = ("submit", "status", "migrate", "cancel", "demo", "run", "controller")
@@ -18,8 +22,10 @@ COMMANDS = ("submit", "status", "migrate", "cancel", "demo", "run", "controller"
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, "
-    "130 interrupted. A job's own exit code is passed on."
+    "130 interrupted. The code that a job's script fails with is passed on."
 )
+
+_NOT_WRITTEN = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT)
 
 
 class Commands(click.Group):
@@ -54,13 +60,20 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("interrupted", err=True)
             sys.exit(130)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NOT_WRITTEN:
+                raise
+            _drop_output()
+            why = (error.strerror or str(error)).lower()
+            click.secho(f"error: the output could not be written: {why}", err=True, fg="red")
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand."""
         try:
             return super().invoke(ctx)
         except TmoverError as error:
-            click.secho(f"error: {error}", err=True, fg="red")
+            click.secho(f"error: {plain(str(error))}", err=True, fg="red")
             ctx.exit(error.exit_code)
 
 
@@ -88,6 +101,26 @@ def tmover(log_level: str) -> None:
     logs.set_up(log_level.upper(), sys.stderr)
 
 
+def _drop_output() -> None:
+    """Have what is still to be written go nowhere: Python would complain of it at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _open_closed_streams() -> None:
+    """Open what of stdin, stdout and stderr is closed: the next file would take its number."""
+    while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(lowest)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
 def main() -> None:
     """Run the command line of this process."""
+    _open_closed_streams()
     tmover.main(prog_name="tmover")

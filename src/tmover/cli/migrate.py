@@ -10,15 +10,22 @@ import time
 import click
 
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, plain
 
 _POLL_S = 0.1
 
 
 @click.command(name="migrate")
-@click.argument("node")
-@click.option("--job", metavar="JOB", help="The job to move; needed if several jobs run.")
+@click.argument("node", type=Text())
 @click.option(
-    "--reason", default="asked for by hand", show_default=True, help="Kept in the journal."
+    "--job", type=Text(), metavar="JOB", help="The job to move; needed if several jobs run."
+)
+@click.option(
+    "--reason",
+    type=Text(),
+    default="asked for by hand",
+    show_default=True,
+    help="Kept in the journal.",
 )
 @click.option("--no-wait", is_flag=True, help="Return as soon as the controller has accepted.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -43,7 +50,7 @@ def command(
     from tmover.controller.client import Client
 
     def say(news: News) -> None:
-        click.echo(json.dumps(news._asdict()) if as_json else str(news))
+        click.echo(json.dumps(news._asdict()) if as_json else plain(str(news)))
 
     request_s = load().controller.request_s
     with Client(state_directory(state)) as client:

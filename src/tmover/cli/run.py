@@ -120,12 +120,12 @@ def command(
     sys.exit(end.code)
 
 
-def check_script(script: str | None, *, module: bool) -> str:
+def check_script(script: str | None, *, module: bool, command: str = "run") -> str:
     """Return the script if it is there: better said once now than by every worker."""
     from tmover.errors import ConfigError
 
     if script is None:
-        msg = "no script given; see `tmover run --help`"
+        msg = f"no script given; see `tmover {command} --help`"
         raise ConfigError(msg)
     if module:
         package = script.partition(".")[0]

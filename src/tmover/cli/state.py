@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,11 +12,29 @@ import click
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
+class _Directory(click.Path):
+    """A directory that is there, or is to be. An empty name is a mistake, not the current one."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=pathlib.Path, file_okay=False)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path."""
+        if not os.fspath(value):
+            self.fail("no directory is named; leave it out for the default.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def state_option(function: Function) -> Function:
     """Add `--state DIR`; the function gets `state`, a path or None."""
     return click.option(
         "--state",
-        type=click.Path(path_type=pathlib.Path, file_okay=False),
+        type=_Directory(),
         help="The controller's directory. [default: $TMOVER_STATE, or tmover in $XDG_STATE_HOME or "
         "~/.local/state]",
     )(function)

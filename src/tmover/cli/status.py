@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING
 import click
 
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, plain
 
 if TYPE_CHECKING:
-    from tmover.wire import JobStatus
+    from tmover.wire import JobStatus, MoveStatus
+
+_ENDED = 3
+"""So many of the jobs that have ended are shown unless all are asked for."""
 
 
 @click.command(name="status")
-@click.argument("job", required=False)
+@click.argument("job", type=Text(), required=False)
+@click.option("-a", "--all", "show_all", is_flag=True, help="All jobs that have ended, too.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of jobs.")
 @state_option
-def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> None:
+def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Path | None) -> None:
     """Show how JOB is, or all jobs: its nodes and standbys, how far they are, what was decided.
+
+    Of the jobs that have ended, the last three are shown.
 
     Steps are the last ones applied; HEARD is the time since the node was last heard of.
     """
@@ -29,7 +36,8 @@ def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> No
     from tmover.config import load, state_directory
     from tmover.controller.client import ask
 
-    answer = ask(state_directory(state), wire.StatusRequest(job=job), load().controller.request_s)
+    request = wire.StatusRequest(job=job, ended=None if show_all else _ENDED)
+    answer = ask(state_directory(state), request, load().controller.request_s)
     if not isinstance(answer, wire.StatusReply):
         return
     if as_json:
@@ -38,6 +46,8 @@ def command(*, job: str | None, as_json: bool, state: pathlib.Path | None) -> No
         click.echo("no jobs")
     else:
         click.echo("\n\n".join(render(one) for one in answer.jobs))
+    if answer.more and not as_json:
+        click.echo(f"\n{answer.more} more have ended: `tmover status --all` shows them")
 
 
 def render(status: JobStatus) -> str:
@@ -50,11 +60,16 @@ def render(status: JobStatus) -> str:
     lines = [head, "", *_table(_rows(status))]
     if status.move is not None:
         move = status.move
-        ends = f"{move.leaver or '?'} to {move.joiner or '?'}"
-        lines += ["", f"move: {move.phase} in epoch {move.epoch}, {ends}"]
+        lines += ["", f"move: {move.phase}{_move(move)}"]
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
+
+
+def _move(move: MoveStatus) -> str:
+    if not move.epoch:
+        return f", {move.leaver} is to be left"
+    return f" in epoch {move.epoch}, {move.leaver or '?'} to {move.joiner or '?'}"
 
 
 def _rows(status: JobStatus) -> Iterator[tuple[str, ...]]:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,8 @@ import click
 from tmover.agent.signals import SignalPipe
 from tmover.cli.run import check_script
 from tmover.cli.state import state_option
+from tmover.cli.text import Text, is_utf8, plain
+from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +49,8 @@ _KILLING = (signal.SIGTERM, signal.SIGHUP)
 @click.option("--detach", is_flag=True, help="Return at once; the job goes on.")
 @click.option("--config", type=click.Path(path_type=pathlib.Path), help="Configuration file.")
 @state_option
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.argument("script", type=Text(), required=False)
+@click.argument("arguments", nargs=-1, type=Text(), metavar="[ARGS]...")
 def command(
     *,
     local: bool,
@@ -71,12 +74,11 @@ def command(
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     from tmover.cluster import LocalCluster
     from tmover.config import load, state_directory
-    from tmover.errors import ConfigError
 
     if not local:
         msg = "nodes of another scheduler cannot be had yet: add --local"
         raise ConfigError(msg)
-    checked = check_script(script, module=module)
+    checked = check_script(script, module=module, command="submit")
     configuration = load(config)
     spec = _job_spec(nodes, standby, nproc_per_node, checked, *arguments, module=module)
     if config is not None:
@@ -99,6 +101,10 @@ def _job_spec(
     from tmover.cluster import JobSpec, agent_argv
 
     nproc = count_workers(nproc_per_node)
+    for name, value in os.environ.items():
+        if not is_utf8(name + value):
+            msg = f"the nodes get this environment, and its {plain(name)} is not UTF-8: unset it"
+            raise ConfigError(msg)
     return JobSpec(
         nodes=nodes,
         standby=standby,
@@ -140,6 +146,11 @@ def _detach(cluster: LocalCluster, job: str) -> None:
             os.dup2(source, number)
         with cluster, SignalPipe(_ENDING) as signals:
             code = follow(cluster, job, click.echo, signals=signals)
+    except TmoverError as error:
+        click.echo(f"error: {error}")
+        code = error.exit_code
+    except BaseException:  # noqa: BLE001 - nobody above would say it: this process ends here
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -161,7 +172,7 @@ def _show(cluster: LocalCluster, job: str, signals: SignalPipe) -> int:
             cluster,
             job,
             console.print,
-            show=lambda status: line.update(escape(summary(status))),
+            show=lambda status: line.update(escape(plain(summary(status)))),
             signals=signals,
         )
 
@@ -182,17 +193,18 @@ def follow(
     from tmover.cli.watch import JobWatch
 
     patience_s = patience_s or 2 * cluster.config.controller.lease_s
+    lookout = Lookout(cluster, job, say)
     watch, running_at = JobWatch(), time.monotonic()
-    while True:
-        status = _look(cluster, job, say)
+    while not cluster.is_gone():
+        status = lookout.look()
         if status is not None:
             for news in watch.look(status):
-                say(str(news))
+                say(plain(str(news)))
             show(status)
             if status.code is not None:
                 say(f"job {job} has ended: {status.outcome}, exit code {status.code}")
                 return status.code if status.code >= 0 else 128 - status.code
-        if cluster.scheduler.running(job):
+        if lookout.runs():
             running_at = time.monotonic()
         elif time.monotonic() - running_at > patience_s:
             say(f"nothing of job {job} runs any more; see the logs in {cluster.logs(job)}")
@@ -201,20 +213,58 @@ def follow(
         if number is not None:
             say(f"{signal.Signals(number).name}: job {job} is cancelled")
             return 128 + number
+    say(f"the state directory {cluster.state} is gone: job {job} can be reached no more, and ends")
+    return 1
 
 
-def _look(cluster: LocalCluster, job: str, say: Callable[[str], object]) -> JobStatus | None:
-    """Return how the job is, or None if no controller says so; start one if none runs."""
-    from tmover.errors import ControllerUnavailable
+class Lookout:
+    """Looks at one job. What keeps it from seeing is said once, and never ends the job.
 
-    if cluster.controller() is None:
-        say("the controller is gone; the job goes on, starting another one")
-        cluster.ensure_controller()
-    try:
-        return cluster.status(job)
-    except ControllerUnavailable as error:
-        say(str(error))
-        return None
+    Training needs no controller: only the nodes tell whether the job lives when none answers.
+    """
+
+    def __init__(self, cluster: LocalCluster, job: str, say: Callable[[str], object]) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._say = say
+        self._trouble = ""
+        self._start_at = 0.0
+        """When the next controller may be started; 0 unless the last one did not start."""
+
+    def look(self) -> JobStatus | None:
+        """Return how the job is, or None if that cannot be told; have a controller run."""
+        try:
+            if self._cluster.controller() is None:
+                self._start()
+            status = self._cluster.status(self._job)
+        except TmoverError as error:
+            self._note(str(error))
+            return None
+        self._trouble = ""
+        return status
+
+    def runs(self) -> bool:
+        """Return whether something of the job runs; also if that cannot be told."""
+        try:
+            return bool(self._cluster.scheduler.running(self._job))
+        except TmoverError as error:
+            self._note(str(error))
+            return True
+
+    def _start(self) -> None:
+        """Start a controller; one that does not start is tried again a lease later."""
+        if time.monotonic() < self._start_at:
+            raise ControllerUnavailable(self._trouble)
+        if not self._start_at:
+            self._say("the controller is gone; the job goes on, starting another one")
+        self._start_at = time.monotonic() + self._cluster.config.controller.lease_s
+        self._cluster.ensure_controller()
+        self._start_at = 0.0
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._say(f"{trouble}; job {self._job} goes on, this is tried again")
+        self._trouble = trouble
 
 
 def _wait(signals: SignalPipe | None) -> int | None:

@@ -72,7 +72,8 @@ class MoveWatch:
         leaves = move is not None and self._node in move.leaver.split(", ")
         if move is not None and leaves and (move.phase, move.epoch) != (self._phase, self._epoch):
             self._phase, self._epoch = move.phase, move.epoch
-            yield News(move.phase, f"{self._node} to {move.joiner} in epoch {move.epoch}")
+            to = f" to {move.joiner} in epoch {move.epoch}" if move.epoch else " is to be left"
+            yield News(move.phase, self._node + to)
         elif status.phase == "training" and (gave_up or self._epoch):
             self.is_over = True
             why = status.notes[-1] if status.notes else "see the controller's log"

@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -54,11 +54,12 @@ async def serve(
         controller = Controller(config, state, boot=boot, desk=desk, gate=gate, scheduler=scheduler)
         address = Address(address=gate.address, pid=os.getpid(), boot=boot)
         keys.write_private(state / ADDRESS_FILE, msgspec.json.encode(address) + b"\n")
-        stack.callback((state / ADDRESS_FILE).unlink, missing_ok=True)
+        stack.callback(_withdraw, state, address)
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)
-        number = await _run_until(told, controller)
+        gone = asyncio.ensure_future(_until_gone(stack, state, config.controller.poll_s))
+        number = await _run_until(told, controller, gone)
         logger.info("ended by %s", number.name)
         return INTERRUPTED if number is signal.SIGINT else 0
 
@@ -90,19 +91,46 @@ def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Sig
 
 
 async def _run_until(
-    told: asyncio.Future[signal.Signals], controller: Controller
+    told: asyncio.Future[signal.Signals], controller: Controller, gone: asyncio.Future[NoReturn]
 ) -> signal.Signals:
-    """Run the controller until it is told to end."""
+    """Run the controller until it is told to end, or its directory is gone."""
     work = asyncio.ensure_future(controller.run())
     try:
-        either: list[asyncio.Future[Any]] = [work, told]
+        either: list[asyncio.Future[Any]] = [work, gone, told]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()  # raises: it ends only when something broke
+        for task in (work, gone):
+            if task.done():
+                task.result()  # raises: they end only when something broke
         return told.result()
     finally:
         work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _until_gone(stack: contextlib.ExitStack, state: pathlib.Path, poll_s: float) -> NoReturn:
+    """Raise `ConfigError` once `state` is not what it was: nobody would find this controller."""
+    held = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # no other has its number
+    stack.callback(os.close, held)
+    while True:
+        if not _is_still(state, held):
+            msg = f"the state directory {state} is gone: there is nothing left to look after"
+            raise ConfigError(msg)
+        await asyncio.sleep(poll_s)
+
+
+def _is_still(state: pathlib.Path, held: int) -> bool:
+    """Return whether the directory that is held open is the one that stands there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return os.path.samestat(os.fstat(held), state.stat())
+    return False
+
+
+def _withdraw(state: pathlib.Path, address: Address) -> None:
+    """Take our word back on where the controller is, if it is still ours."""
+    with contextlib.suppress(ControllerUnavailable, ConfigError):
+        if read_address(state) == address:
+            (state / ADDRESS_FILE).unlink(missing_ok=True)
 
 
 def _open_gate(bind: str, state: pathlib.Path, server: keys.Keypair, client: keys.Keypair) -> Gate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from typing import cast
 
@@ -28,6 +29,9 @@ _MAX_QUEUED = 100_000
 """Messages to or from one peer. A peer that does not read loses its lease long before that."""
 _LINGER_MS = 500
 _PING_MS, _DEAD_MS = 1000, 5000
+_ADDRESS = re.compile(r"tcp://(?:[^\s:/\[\]\ud800-\udfff]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]{1,5})")
+_MAX_PORT = 65535
+_SUCH_AS = "such as tcp://127.0.0.1:5599"
 
 
 class Gate:
@@ -35,6 +39,7 @@ class Gate:
 
     def __init__(self, bind: str, *, server: Keypair, client: Keypair) -> None:
         """Bind. Raises `ConfigError` if the address cannot be had."""
+        _check(bind)
         self._context = zmq.asyncio.Context()
         self._zap = AsyncioAuthenticator(self._context)
         self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKey(client.public))
@@ -55,6 +60,8 @@ class Gate:
             msg = f"cannot listen on {bind}: {zmq.strerror(error.errno or 0).lower()}"
             if error.errno == zmq.EADDRINUSE:
                 msg += "; choose another with --bind, or port 0 for a free one"
+            else:
+                msg += f"; choose an address of this machine with --bind, {_SUCH_AS}"
             raise ConfigError(msg) from error
         self.bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """What was bound, with the port that was found."""
@@ -94,6 +101,16 @@ class Gate:
         self._socket.close()
         self._zap.stop()
         self._context.term()
+
+
+def _check(bind: str) -> None:
+    """Raise `ConfigError` unless it is an address: ZeroMQ takes what is left of a port's number."""
+    found = _ADDRESS.fullmatch(bind)
+    if found is None or int(found[1]) > _MAX_PORT:
+        msg = (
+            f"cannot listen on {bind!r}: write tcp://ADDRESS:PORT, {_SUCH_AS}; port 0 is a free one"
+        )
+        raise ConfigError(msg)
 
 
 class _OnlyKey:

@@ -212,6 +212,11 @@ def _lock(path: pathlib.Path) -> int:
             "stop it, or choose another state directory"
         )
         raise ConfigError(msg) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        os.close(fd)
+        msg = f"cannot write {path}: {(error.strerror or str(error)).lower()}"
+        raise ConfigError(msg) from error
     return fd

@@ -6,7 +6,8 @@
     DIR/secrets/<job>     what the job's ranks prove to each other that they know
 
 All are made when first needed, with mode 0600 in directories of mode 0700; whoever can read them
-may act. A secret never stands in the journal, in an argument list or in a log.
+may act. A directory that was there before keeps its mode, and is refused if others can write to it.
+A secret never stands in the journal, in an argument list or in a log.
 """
 
 from __future__ import annotations
@@ -85,14 +86,23 @@ def read_secret(state: pathlib.Path, job: str) -> bytes:
 
 
 def private_directory(path: pathlib.Path) -> pathlib.Path:
-    """Return the directory, made or changed so that only its owner can look into it."""
+    """Return the directory, made so that only its owner can look into it if it is not there.
+
+    The mode of one that is there is its owner's business: it may be /tmp. Raises `ConfigError` if
+    others can write there, since they could put keys of their own in the place of ours.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_mode & 0o077:
-            path.chmod(0o700)
+        mode = path.stat().st_mode
     except OSError as error:
-        msg = f"cannot use the directory {path}: {error.strerror}"
+        msg = f"cannot use the directory {path}: {(error.strerror or str(error)).lower()}"
         raise ConfigError(msg) from error
+    if mode & 0o022:
+        msg = (
+            f"others can write to the directory {path}: choose one of your own with --state, "
+            f"or, if it is, `chmod go-w {path}`"
+        )
+        raise ConfigError(msg)
     return path
 
 
@@ -115,7 +125,12 @@ def write_private(path: pathlib.Path, data: bytes) -> None:
 
 
 def _read_or_make(path: pathlib.Path) -> Keypair:
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        msg = f"cannot look for the key file {path}: {(error.strerror or str(error)).lower()}"
+        raise ConfigError(msg) from error
+    if not is_there:
         public, secret = zmq.curve_keypair()
         write_private(path, public + b"\n" + secret + b"\n")
     return _read_pair(path)

@@ -13,15 +13,17 @@ from tmover.core.phase import Stage
 from tmover.errors import Refused
 
 MAX_RANKS = 100_000
+MAX_NODES = 10_000
 INTERNAL_ERROR = "an internal error, see the controller's log"
 
 
 def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
     """Return the event of a new job. Raises `Refused` if there can be none such."""
-    if request.nnodes < 1 or request.nproc < 1 or request.nnodes * request.nproc > MAX_RANKS:
+    nnodes, nproc = request.nnodes, request.nproc
+    if not (1 <= nnodes <= MAX_NODES and nproc >= 1 and nnodes * nproc <= MAX_RANKS):
         msg = (
-            f"a job of {request.nnodes} nodes x {request.nproc} ranks: "
-            f"1 to {MAX_RANKS} ranks can be looked after"
+            f"a job of {nnodes} nodes x {nproc} ranks: "
+            f"1 to {MAX_RANKS} ranks on at most {MAX_NODES} nodes can be looked after"
         )
         raise Refused(msg)
     return Submitted(job=job, nnodes=request.nnodes, nproc=request.nproc, owner=request.owner)
@@ -42,6 +44,16 @@ def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:
         msg = f"several jobs run here, name one: {', '.join(live)}"
         raise Refused(msg)
     return live[0]
+
+
+def shown(ledgers: Mapping[str, Ledger], request: wire.StatusRequest) -> list[str]:
+    """Return the jobs asked for, oldest first. Raises `Refused` if there is no such job."""
+    if request.job is not None:
+        return [choose(ledgers, request.job)]
+    ended = [name for name, ledger in ledgers.items() if ledger.job.phase.stage is Stage.ENDED]
+    kept = len(ended) if request.ended is None else request.ended
+    dropped = set(ended[: max(0, len(ended) - kept)])
+    return [name for name in ledgers if name not in dropped]
 
 
 def event(

@@ -40,6 +40,7 @@ from tmover.core.events import (
     Joined,
     Launched,
     LeaseExpired,
+    Left,
     Note,
     Order,
     OrderNode,
@@ -360,15 +361,17 @@ class Controller:
         return status.of(self._desk.ledgers[job], self._presence)
 
     def _status_reply(self, message: wire.StatusRequest) -> wire.AnyReply:
-        jobs = self._desk.ledgers if message.job is None else (message.job,)
-        if message.job is not None and message.job not in self._desk.ledgers:
-            return wire.RefusedReply(text=_unknown(message.job))
-        return wire.StatusReply(jobs=tuple(map(self._status, jobs)))
+        try:
+            jobs = requests.shown(self._desk.ledgers, message)
+        except Refused as refusal:
+            return wire.RefusedReply(text=str(refusal))
+        more = 0 if message.job is not None else len(self._desk.ledgers) - len(jobs)
+        return wire.StatusReply(jobs=tuple(map(self._status, jobs)), more=more)
 
 
 def _who(event: FromAgent) -> Who:
     """Return the agent that an event comes from."""
-    if isinstance(event, (Joined, Launched, Exited, Answered)):
+    if isinstance(event, (Joined, Launched, Exited, Left, Answered)):
         return Who(event.job, event.agent)
     return Who(event.job, wire.agent_of(event.worker))
 

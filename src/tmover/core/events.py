@@ -199,6 +199,15 @@ class Exited(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class Left(Event, frozen=True, kw_only=True):
+    """The agent ends, for somebody told it to, and so have its workers: neither comes back."""
+
+    agent: str
+    code: int
+    """How its workers ended."""
+    reason: str
+
+
 class Answered(Event, frozen=True, kw_only=True):
     """The agent is alive, and so are its workers."""
 
@@ -252,12 +261,12 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 
 AnyEvent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
-    Reported, Finished, Exited, Answered, Submitted, MoveRequested, CancelRequested, NodeLost,
+    Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, CancelRequested, NodeLost,
     LeaseExpired, DeadlinePassed,
 ]  # fmt: skip
 FromAgent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
-    Reported, Finished, Exited, Answered,
+    Reported, Finished, Exited, Left, Answered,
 ]  # fmt: skip
 
 

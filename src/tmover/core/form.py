@@ -158,7 +158,8 @@ def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
         draft.set(crashes={**job.crashes, slot: Crashes(step, errors + is_error, losses + is_loss)})
         verdict = _verdict(draft.job, slot, step)
         if verdict:
-            draft.end(1, f"{verdict}: {_last_words(job, slot)}")
+            code = 1 if end is None else end.job_code
+            draft.end(code, f"{verdict}: {_last_words(job, slot)}")
             return True
     return False
 
@@ -205,6 +206,9 @@ def _free_slot(job: Job, event: Joined) -> int | None:
 
 def _relaunch(draft: Draft, agent: Agent, slot: int) -> None:
     """Start the workers of a slot afresh; an agent whose workers never last loses its slot."""
+    if agent.has_left:
+        standby.part(draft, agent)
+        return
     if agent.failures < standby.FAILURES:
         draft.note(f"the workers on {agent.node} are started afresh")
         draft.relaunch(agent, slot=slot, sandbox=False)

@@ -35,6 +35,7 @@ from tmover.core.events import (
     Joined,
     Launched,
     LeaseExpired,
+    Left,
     Looping,
     MoveRequested,
     NodeLost,
@@ -67,7 +68,7 @@ from tmover.core.phase import (
     Training,
     Waiting,
 )
-from tmover.core.roster import Exit, Job, Ordered, is_own_error
+from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
@@ -88,6 +89,8 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         return job, []
     elif isinstance(event, DeadlinePassed):
         _hear_clock(draft, event)
+    elif isinstance(event, Left):
+        _hear_farewell(draft, event)
     elif isinstance(event, Launched | Looping | Warm | Exited):
         _hear_of_launch(draft, event)
     elif isinstance(event, Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired):
@@ -129,10 +132,22 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
         case Warm(worker=worker, schema=schema) if agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
         case Exited(code=code, reason=reason):
-            was_carried_along = not agent.is_ready and epochs.revoked(job) is not None
-            is_error = is_own_error(code) and not was_carried_along
-            draft.put(agent, exit=Exit(code, reason, is_error), failures=agent.failures + 1)
+            draft.put(agent, exit=_exit(job, agent, code, reason), failures=agent.failures + 1)
             draft.forget(agent.name)
+
+
+def _hear_farewell(draft: Draft, event: Left) -> None:
+    """Note that an agent has ended. A slot is its own until the job has decided about that."""
+    agent = draft.job.agents.get(event.agent)
+    if agent is not None and not agent.has_left:
+        end = agent.exit or _exit(draft.job, agent, event.code, event.reason)
+        draft.put(agent, exit=end, has_left=True)
+        draft.forget(agent.name)
+
+
+def _exit(job: Job, agent: Agent, code: int, reason: str) -> Exit:
+    was_carried_along = not agent.is_ready and epochs.revoked(job) is not None
+    return Exit(code, reason, is_own_error(code) and not was_carried_along)
 
 
 def _hear_outside(

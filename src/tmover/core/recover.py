@@ -122,13 +122,16 @@ def _keep_joiners(draft: Draft, planned: Move) -> None:
 
 
 def _all_gave_up(draft: Draft) -> bool:
-    """End the job if the scripts of all slots ended by their own error: it would happen again."""
+    """End the job if the scripts of all slots ended by their own error: it would happen again.
+
+    The job's exit code is that of the first slot's script.
+    """
     agents = [draft.job.agents.get(name) for name in draft.job.slots]
     exits = [agent.exit for agent in agents if agent is not None and agent.exit is not None]
     if len(exits) < draft.job.nnodes or not all(end.is_error for end in exits):
         return False
     reasons = dict.fromkeys(end.reason for end in exits)
-    draft.end(1, f"the script failed on all nodes: {'; '.join(reasons)}")
+    draft.end(exits[0].job_code, f"the script failed on all nodes: {'; '.join(reasons)}")
     return True
 
 

@@ -11,6 +11,8 @@ import msgspec
 from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Plan, Reported
 from tmover.core.phase import New, Phase
 
+_LAST_OWN_CODE = 125
+"""A shell's own codes follow: not executable, not found, ended by a signal."""
 Schema = Mapping[str, str]
 _SIGNALLED = 128
 """Exit codes from here on, and negative ones, are a signal's: a death, not the script's error."""
@@ -28,6 +30,12 @@ class Exit(NamedTuple):
     def is_death(self) -> bool:
         """Whether a signal ended it."""
         return not 0 <= self.code < _SIGNALLED
+
+    @property
+    def job_code(self) -> int:
+        """The exit code of a job that fails by this: the script's own, if that says failure."""
+        is_own = 1 <= self.code <= _LAST_OWN_CODE and self.code != CARRIED_ALONG
+        return self.code if is_own else 1
 
 
 class Crashes(NamedTuple):
@@ -79,6 +87,8 @@ class Agent:
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     """What its workers track, by worker, once they loop or are warm."""
     exit: Exit | None = None
+    has_left: bool = False
+    """Whether the agent itself has ended: it starts no workers any more."""
     failures: int = 0
     """Launches of it that ended badly, and moves to it that came to nothing."""
 

@@ -60,11 +60,20 @@ def tend(draft: Draft) -> None:
         if agent.node in draft.job.requests:
             draft.note(f"{agent.node} is to be left: its standby is released")
             draft.dismiss(agent.name, RELEASED)
+        elif agent.has_left:
+            part(draft, agent)
         elif agent.exit is not None:
             _relaunch(draft, agent, agent.exit.reason)
         elif agent.is_ready and draft.job.schemas:
             _check(draft, agent)
     _drop_idle_requests(draft)
+
+
+def part(draft: Draft, agent: Agent) -> None:
+    """Let an agent go that has ended by itself; its node need not be fenced."""
+    reason = "its agent has ended" if agent.exit is None else agent.exit.reason
+    draft.note(f"{agent.node} has left: {reason}")
+    draft.dismiss(agent.name, Farewell(1, f"it left: {reason}"))
 
 
 def _drop_idle_requests(draft: Draft) -> None:

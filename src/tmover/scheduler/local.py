@@ -10,11 +10,12 @@ comes back when it is resumed, or when nothing of the job that it failed under r
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -59,6 +60,8 @@ class LocalScheduler:
         self._capacity = capacity
         self._spawn = spawn
         self._children: set[int] = set()
+        self._launched: list[tuple[str, ProcessId]] = []
+        """The job and the holder of what this object has started."""
 
     # --- what every scheduler can do --------------------------------------------------------------
 
@@ -120,17 +123,20 @@ class LocalScheduler:
 
         A claimed node on which nothing is started is free again when the claiming process ends.
         """
+        self.check_room(count)
+        names = self._claim(job, count, ())
+        if len(names) < count:  # somebody else was quicker
+            self.release(job)
+            raise SchedulerError(self._no_room(len(names), count))
+        return names
+
+    def check_room(self, count: int) -> None:
+        """Raise `SchedulerError` if there are fewer than `count` free nodes now."""
         with self._store.locked():
             self._tidy()
-        names = self._claim(job, count, ())
-        if len(names) < count:
-            self.release(job)
-            msg = (
-                f"the local scheduler has {len(names)} free nodes, {count} are needed; end a job, "
-                f"or raise nodes in the table [local] (now {self._capacity})"
-            )
-            raise SchedulerError(msg)
-        return names
+            free = len(list(self._idle(())))
+        if free < count:
+            raise SchedulerError(self._no_room(free, count))
 
     def register(self, job: str, command: Command) -> None:
         """Say what each node of `job` runs."""
@@ -180,7 +186,13 @@ class LocalScheduler:
         return record.holder if _runs(record) else None
 
     def release(self, job: str) -> None:
-        """End whatever of `job` still runs; its nodes are free, those that failed included."""
+        """End whatever of `job` still runs; its nodes are free, those that failed included.
+
+        If the directory is gone, with what was known of nodes, what this object started is ended.
+        """
+        if self.is_gone():
+            self.end_launched(job)
+            return
         for node in self.running(job):
             self.end(node, "the job was released")
         with self._store.locked():
@@ -188,6 +200,17 @@ class LocalScheduler:
                 if record.job == job:
                     self._free(record)
             self._store.forget_command(job)
+
+    def is_gone(self) -> bool:
+        """Return whether the directory was removed: then nobody can tell any more what runs."""
+        return self._store.is_gone()
+
+    def end_launched(self, job: str | None = None) -> None:
+        """Kill what this object started, of one job or of all; it needs no file for that."""
+        for name, holder in self._launched:
+            if job in (None, name):
+                kill_everything(holder, mark="")
+        self.collect()
 
     def collect(self) -> None:
         """Reap the holders this process started that have ended."""
@@ -201,18 +224,25 @@ class LocalScheduler:
         """Take up to `count` free nodes."""
         names: list[str] = []
         with self._store.locked():
-            records = self._store.nodes()
-            for number in range(1, self._capacity + 1):
-                if len(names) == count:
-                    break
-                name = f"node{number}"
-                record = records.get(name)
-                if record is None:
-                    record = NodeRecord(name=name, address=f"127.0.0.{number + 1}")
-                if name not in exclude and self._info(record).state is NodeState.IDLE:
-                    self._change(record, job=job, claimant=identify(os.getpid()), step="")
-                    names.append(name)
+            for record in itertools.islice(self._idle(exclude), count):
+                self._change(record, job=job, claimant=identify(os.getpid()), step="")
+                names.append(record.name)
         return names
+
+    def _idle(self, exclude: Collection[str]) -> Iterator[NodeRecord]:
+        """Yield the free nodes, those that have yet to be made included."""
+        records = self._store.nodes()
+        for number in range(1, self._capacity + 1):
+            name = f"node{number}"
+            record = records.get(name) or NodeRecord(name=name, address=f"127.0.0.{number + 1}")
+            if name not in exclude and self._info(record).state is NodeState.IDLE:
+                yield record
+
+    def _no_room(self, free: int, count: int) -> str:
+        return (
+            f"the local scheduler has {free} free nodes, {count} are needed; end a job, "
+            f"or raise nodes in the table [local] (now {self._capacity})"
+        )
 
     def _start(self, record: NodeRecord, job: str, step: StepFile, log: pathlib.Path) -> str:
         info = self._info(record)
@@ -224,7 +254,9 @@ class LocalScheduler:
         name = self._store.new_step(record.name, step, last=record.step)
         pid = self._spawn(self._store.step_file(name), log)
         self._children.add(pid)
-        self._change(record, job=job, step=name, holder=identify(pid) or ProcessId(pid, 0))
+        holder = identify(pid) or ProcessId(pid, 0)
+        self._launched.append((job, holder))
+        self._change(record, job=job, step=name, holder=holder)
         return name
 
     def _kill(self, record: NodeRecord) -> float:

@@ -1,5 +1,6 @@
 """The local scheduler's memory: small JSON files below one directory, shared by several processes.
 
+    id                   tells this directory from a later one in its place
     lock                 held (flock) by whoever changes anything
     nodes/NODE.json      a `NodeRecord`
     jobs/JOB.json        a `Command`: what each of the job's nodes runs
@@ -14,13 +15,14 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import secrets
 import shutil
 from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
-from tmover.errors import SchedulerError
+from tmover.errors import ConfigError, SchedulerError
 from tmover.process import ProcessId
 from tmover.scheduler.fence import MARK
 
@@ -76,16 +78,26 @@ class Store:
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         try:
-            for part in ("nodes", "jobs", "steps"):
-                (root / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+            for part in (root, root / "nodes", root / "jobs", root / "steps"):
+                part.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            msg = f"cannot use {root} for the local scheduler's files: {error}"
-            raise SchedulerError(msg) from error
+            why = (error.strerror or str(error)).lower()
+            msg = f"cannot use {root} for the local scheduler's files: {why}"
+            raise ConfigError(msg) from error
+        self._id = self._read_id() or self._make_id()
+
+    def is_gone(self) -> bool:
+        """Return whether the directory was removed, with all that was known of the nodes."""
+        return self._read_id() != self._id
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Exclude every other process that wants to change something."""
-        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            msg = f"cannot use {self.root / 'lock'}: {(error.strerror or str(error)).lower()}"
+            raise SchedulerError(msg) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -144,6 +156,21 @@ class Store:
         file = self.root / "steps" / step / "status.json"
         return self._read(file, StepStatus) if file.exists() else None
 
+    def _read_id(self) -> bytes | None:
+        """Return what the directory is known by; None if there is nothing, or no directory."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (self.root / "id").read_bytes()
+        return None
+
+    def _make_id(self) -> bytes:
+        """Name the directory, unless somebody else just has."""
+        with self.locked():
+            made = self._read_id()
+            if made is None:
+                made = secrets.token_hex(8).encode()
+                _replace(self.root / "id", made)
+        return made
+
     def _read(self, file: pathlib.Path, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(file.read_bytes(), type=kind)
@@ -151,9 +178,19 @@ class Store:
             msg = f"{file} is damaged: {error}; end the local jobs and remove it"
             raise SchedulerError(msg) from error
 
-    def _write(self, file: pathlib.Path, value: msgspec.Struct) -> None:
-        new = file.with_name(f".{file.name}.{os.getpid()}")
+    @staticmethod
+    def _write(file: pathlib.Path, value: msgspec.Struct) -> None:
+        _replace(file, msgspec.json.encode(value))
+
+
+def _replace(file: pathlib.Path, data: bytes) -> None:
+    """Have the file hold this, for its owner only. Raises `SchedulerError` if it cannot."""
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as out:
-            out.write(msgspec.json.encode(value))
+            out.write(data)
         new.replace(file)
+    except OSError as error:
+        msg = f"cannot write {file}: {(error.strerror or str(error)).lower()}"
+        raise SchedulerError(msg) from error

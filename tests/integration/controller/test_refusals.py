@@ -13,6 +13,7 @@ import socket
 import psutil
 import pytest
 import zmq
+from click.testing import CliRunner
 
 from support.scripted import (
     Cast,
@@ -23,6 +24,7 @@ from support.scripted import (
     wait_for,
 )
 from tmover import wire
+from tmover.cli.main import tmover
 from tmover.controller import keys
 from tmover.controller.client import Client, ask, read_address
 from tmover.errors import ConfigError, ControllerUnavailable, Refused
@@ -113,7 +115,7 @@ def test_an_address_that_is_none_is_one_clear_line(tmp_path: pathlib.Path) -> No
     done = Controller(tmp_path / "other").run_to_end("--bind", "over there")
 
     assert done.returncode == 2
-    assert done.stderr == "error: cannot listen on over there: invalid argument\n"
+    assert done.stderr.startswith("error: cannot listen on 'over there': write tcp://ADDRESS:PORT")
 
 
 def test_a_second_controller_on_the_same_state_is_one_clear_line(cast: Cast) -> None:
@@ -200,6 +202,25 @@ def test_an_address_that_cannot_be_used_is_one_clear_line(
 # --- nothing is left ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("bind", "complaint"),
+    [
+        ("tcp://127.0.0.1:99999", "write tcp://ADDRESS:PORT, such as tcp://127.0.0.1:5599"),
+        ("tcp://127.0.0.1", "write tcp://ADDRESS:PORT"),
+        ("foo", "cannot listen on 'foo': write tcp://ADDRESS:PORT"),
+        ("tcp://192.0.2.1:0", "choose an address of this machine with --bind, such as tcp://"),
+    ],
+)
+def test_an_address_that_cannot_be_had_says_what_to_do(
+    tmp_path: pathlib.Path, bind: str, complaint: str
+) -> None:
+    done = CliRunner().invoke(tmover, ["controller", "--state", str(tmp_path), "--bind", bind])
+
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert complaint in done.output
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_controller_that_is_told_to_end_leaves_nothing(
     tmp_path: pathlib.Path, number: signal.Signals, code: int
@@ -213,7 +234,7 @@ def test_a_controller_that_is_told_to_end_leaves_nothing(
     assert not (cast.state / "controller.json").exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
-    names = {p.name for p in cast.state.rglob("*") if p.is_file()} - {"lock"}
+    names = {p.name for p in cast.state.rglob("*") if p.is_file()} - {"lock", "id"}
     assert names == {"server.key", "server.pub", "client.key", "1", "1.jsonl"}
 
 

@@ -22,6 +22,7 @@ from tmover.core.events import (
     Finished,
     Joined,
     Launched,
+    Left,
     Member,
     Plan,
     Probe,
@@ -498,8 +499,8 @@ def test_a_signal_is_passed_on_and_the_controller_hears_what_came_of_it(
 
     send_signal(node.agent(), number)
 
-    controller.expect(Exited)
-    controller.hears_nothing(Joined, beats=1)
+    assert controller.expect(Left).code == -number
+    assert controller.hears_nothing(Exited, beats=1)
     assert node.end() == StepStatus(code=code)
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.eventually import eventually
 from support.forkserver import ForkServer
 from tmover.cluster import JobSpec, LocalCluster
-from tmover.config import Config
+from tmover.config import Config, load
 from tmover.errors import SchedulerError
 from tmover.process import is_alive, send_signal
 from tmover.scheduler.interface import NodeState
@@ -104,6 +104,21 @@ def test_what_is_killed_is_replaced(
     )
 
 
+def test_a_standby_that_is_told_to_end_is_no_standby_any_more(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, standby=1))
+    cluster.wait(job, is_warm, timeout_s=60)
+    holder = cluster.scheduler.holder("node3")
+    assert holder is not None
+
+    send_signal(holder, signal.SIGTERM)  # it passes it on to the agent, as a scheduler would
+
+    status = cluster.wait(job, lambda status: not status.standbys, timeout_s=60)
+    assert "node3 has left: " in status.notes[-1]
+    assert not any("afresh" in note or "lost" in note for note in status.notes)
+
+
 def test_a_job_does_not_notice_that_its_controller_is_replaced(
     cluster: LocalCluster, spec: MakeSpec
 ) -> None:
@@ -154,9 +169,8 @@ def test_a_job_for_which_there_are_no_nodes_is_refused(
     with pytest.raises(SchedulerError, match="64 free nodes, 65 are needed"):
         cluster.submit(spec(nodes=65))
 
-    status = cluster.status("1")
-    assert (status.phase, status.code) == ("ended", 130)
-    assert {node.state for node in cluster.scheduler.nodes()} == {NodeState.IDLE}
+    assert cluster.controller() is None  # nobody was asked to look after a job
+    assert cluster.scheduler.nodes() == []
 
 
 def test_waiting_for_what_does_not_come_says_what_was_seen(
@@ -197,6 +211,21 @@ def test_an_interrupt_while_the_controller_starts_does_not_lose_it(
 
     assert started is not None  # it was waited for, so that it is on record and was ended
     assert not is_alive(started)
+
+
+def test_a_controller_that_does_not_answer_is_left_to_whom_it_may_serve(
+    cluster: LocalCluster, fork_server: ForkServer
+) -> None:
+    config = load(environ={"TMOVER_CONTROLLER_REQUEST_S": "0.2"})
+    start, spawn = fork_server.start_controller, fork_server.spawn
+    with LocalCluster(cluster.state, config, start=start, spawn=spawn) as other:
+        other.ensure_controller()
+        silent = other.controller()
+        assert silent is not None
+        send_signal(silent, signal.SIGSTOP)
+
+    assert is_alive(silent)
+    send_signal(silent, signal.SIGCONT)
 
 
 def test_a_person_s_controller_is_not_ended(

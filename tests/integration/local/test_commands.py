@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import re
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from support.eventually import eventually
+from tmover import wire
 from tmover.cli.main import tmover
 from tmover.cli.submit import follow
 from tmover.cluster import JobSpec, LocalCluster
 from tmover.config import Config, load
+from tmover.process import is_alive
 from tmover.wire import JobStatus
 
 FOREVER = "1000000"
@@ -128,6 +133,24 @@ def test_without_jobs_there_is_nothing_to_show(cluster: LocalCluster) -> None:
     assert run(cluster, "status") == (0, "no jobs\n")
 
 
+def test_of_the_jobs_that_have_ended_the_last_ones_are_shown(cluster: LocalCluster) -> None:
+    cluster.ensure_controller()
+    for _ in range(5):
+        made = cluster.ask(wire.SubmitRequest(nnodes=1, nproc=1, owner="me")).job
+        if made != "2":
+            cluster.ask(wire.CancelRequest(job=made, reason="enough"))
+
+    code, output = run(cluster, "status")
+    _, everything = run(cluster, "status", "--all")
+    cluster.ask(wire.CancelRequest(job="2", reason="enough"))
+
+    shown = re.findall(r"^JOB (\d)", output, re.MULTILINE)
+    assert (code, shown) == (0, ["2", "3", "4", "5"])
+    assert output.endswith("\n1 more have ended: `tmover status --all` shows them\n")
+    assert re.findall(r"^JOB (\d)", everything, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    assert "more have ended" not in everything
+
+
 def test_a_job_is_cancelled(cluster: LocalCluster, job: str) -> None:
     code, output = run(cluster, "cancel", "--reason", "enough")
 
@@ -188,11 +211,11 @@ def test_a_job_is_followed_to_its_end(cluster: LocalCluster, spec: MakeSpec) -> 
 
 def test_a_job_s_own_failure_is_its_exit_code(cluster: LocalCluster, spec: MakeSpec) -> None:
     said: list[str] = []
-    fails = "raise SystemExit('no such data')"
+    fails = "raise SystemExit(7)"
 
     code = follow(cluster, cluster.submit(spec(text=fails, nodes=1)), said.append)
 
-    assert code == 1
+    assert code == 7
     assert said[-1].startswith("job 1 has ended: ")
 
 
@@ -212,6 +235,78 @@ def test_a_controller_that_dies_is_started_again(cluster: LocalCluster, spec: Ma
     watching.join(60)
     assert codes == [130]
     assert any("starting another one" in line for line in said)
+
+
+@contextlib.contextmanager
+def followed(cluster: LocalCluster, job: str, said: list[str]) -> Iterator[list[int]]:
+    """Follow the job in a thread; at the end of the block it is cancelled and its code is there."""
+    codes: list[int] = []
+    watching = threading.Thread(target=lambda: codes.append(follow(cluster, job, said.append)))
+    watching.start()
+    try:
+        yield codes
+    finally:
+        run(cluster, "cancel", job)
+        watching.join(60)
+
+
+def test_a_job_outlives_a_controller_that_cannot_start_again(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    said: list[str] = []
+    with followed(cluster, job, said) as codes:
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+        journal = cluster.state / "journal" / f"{job}.jsonl"
+        good = journal.read_bytes()
+        journal.write_bytes(good.replace(b'"sum":"', b'"sum":"x', 1))
+
+        cluster.kill_controller()
+
+        eventually(lambda: any("line 1 is damaged" in line for line in said))
+        assert (codes, cluster.scheduler.running(job)) == ([], ["node1"])
+        journal.write_bytes(good)
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+    assert codes == [130]
+    assert sum("line 1 is damaged" in line for line in said) == 1
+
+
+def test_a_key_that_cannot_be_used_for_a_moment_does_not_end_the_job(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    key = cluster.state / "keys" / "client.key"
+    said: list[str] = []
+    with followed(cluster, job, said) as codes:
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+
+        key.chmod(0o644)
+        eventually(lambda: any("can be read by others" in line for line in said))
+        key.chmod(0o600)
+
+        cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+        assert codes == []
+    assert codes == [130]
+
+
+def test_a_job_whose_state_directory_is_removed_ends_and_leaves_nothing(
+    cluster: LocalCluster, spec: MakeSpec
+) -> None:
+    said: list[str] = []
+    job = cluster.submit(spec(FOREVER, nodes=1))
+    cluster.wait(job, lambda status: status.phase == "training", timeout_s=60)
+    controller, holder = cluster.controller(), cluster.scheduler.holder("node1")
+    assert controller is not None
+    assert holder is not None
+
+    shutil.rmtree(cluster.state)
+
+    assert follow(cluster, job, said.append) == 1
+    gone = f"the state directory {cluster.state} is gone"
+    assert said == [f"{gone}: job 1 can be reached no more, and ends"]
+    cluster.close()
+    assert not is_alive(holder)
+    eventually(lambda: not is_alive(controller))
 
 
 def test_a_job_of_which_nothing_runs_is_given_up(

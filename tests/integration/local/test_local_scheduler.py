@@ -1,5 +1,6 @@
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -370,3 +371,17 @@ def test_old_steps_do_not_pile_up(local: LocalScheduler, root: pathlib.Path) -> 
         run_to_the_end(local, root)
 
     assert len(list((root / "steps").iterdir())) <= 2
+
+
+def test_without_its_directory_it_still_ends_what_it_started(
+    local: LocalScheduler, root: pathlib.Path
+) -> None:
+    submit(local, root, "7", 1)
+    running = everything(local, "node1")
+
+    shutil.rmtree(root)
+    LocalScheduler(root)  # another one in its place
+
+    assert local.is_gone()
+    local.release("7")
+    assert not any(map(is_alive, running))

@@ -1,4 +1,7 @@
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -58,6 +61,14 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["submit", "--local", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
         (["submit", "--local", "nope.py"], "there is no script"),
         (["migrate"], "Missing argument 'NODE'"),
+        (["status", "--state", ""], "no directory is named"),
+        (["controller", "--state", "/dev/null/x"], "cannot use the directory /dev/null/x"),
+        (["submit", "--local", "--state", "/dev/null/x", "train.py"], "cannot use the directory"),
+        (["submit", "--local"], "no script given; see `tmover submit --help`"),
+        (["status", "\udcff"], r"'\udcff' is not UTF-8"),
+        (["migrate", "\udcff"], "is not UTF-8"),
+        (["cancel", "--reason", "\udcff"], "is not UTF-8"),
+        (["submit", "--local", "train.py", "\udcff"], "is not UTF-8"),
         (["bogus"], "No such command 'bogus'"),
         (["--bogus"], "No such option '--bogus'. See `tmover --help`."),
     ],
@@ -98,3 +109,35 @@ def test_a_bad_environment_is_named() -> None:
 
     assert code == 2
     assert "did you mean TMOVER_AGENT_HEARTBEAT_S" in output
+
+
+def as_process(*arguments: str, redirect: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command as a shell would."""
+    line = f'exec "$0" -m tmover "$@" {redirect}'
+    argv = ["sh", "-c", line, sys.executable, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    done = as_process("--help", redirect="> /dev/full")
+
+    assert done.returncode == 1
+    assert done.stderr == "error: the output could not be written: no space left on device\n"
+
+
+def test_a_closed_stderr_ends_nothing() -> None:
+    done = as_process("--help", redirect="2>&-")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: tmover")
+
+
+def test_an_interrupt_while_it_is_imported_is_one_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+
+    done = as_process("--help")
+
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -1,3 +1,5 @@
+import msgspec
+
 from tmover.cli.status import render
 from tmover.wire import JobStatus, MoveStatus, SlotStatus, StandbyStatus
 
@@ -30,6 +32,22 @@ move: preparing in epoch 5, node1 to node12
 
   12:00:00 hello
   12:00:01 node1 is to be left: fan"""
+
+
+def test_what_would_move_the_cursor_is_written_out() -> None:
+    slot = msgspec.structs.replace(STATUS.slots[0], node="node\x1b[2J\n")
+    shown = render(msgspec.structs.replace(STATUS, slots=(slot,), notes=("a\rb \udcff",)))
+
+    assert "node\\x1b[2J\\n  training" in shown
+    assert shown.endswith("  a\\rb \\udcff")
+
+
+def test_a_move_that_is_only_asked_for_is_in_no_epoch() -> None:
+    move = MoveStatus(phase="requested", leaver="node1", joiner="", epoch=0)
+
+    assert "\nmove: requested, node1 is to be left\n" in render(
+        msgspec.structs.replace(STATUS, move=move)
+    )
 
 
 def test_a_status_is_a_plain_table() -> None:

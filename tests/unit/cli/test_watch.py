@@ -105,6 +105,14 @@ def test_a_request_that_was_dropped_is_aborted_though_no_move_was_seen() -> None
     assert seen == ["note", "aborted"]
 
 
+def test_a_move_that_is_only_asked_for_names_no_joiner() -> None:
+    move = MoveStatus(phase="requested", leaver="node2", joiner="", epoch=0)
+
+    assert [*MoveWatch("node2", status()).look(status(phase="forming", move=move))] == [
+        News("requested", "node2 is to be left")
+    ]
+
+
 def test_without_a_standby_it_says_that_it_waits() -> None:
     watch = MoveWatch("node2", status(standbys=()))
 

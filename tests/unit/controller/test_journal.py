@@ -196,6 +196,16 @@ def test_a_second_controller_on_the_same_journal_is_refused(tmp_path: pathlib.Pa
     Journal(tmp_path).close()
 
 
+def test_a_full_disk_is_one_line_at_the_start_too(tmp_path: pathlib.Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot write .*/lock: file too large"):
+            Journal(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_the_lock_does_not_outlive_a_killed_controller(tmp_path: pathlib.Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -93,3 +96,52 @@ def test_a_damaged_secret_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_a_secret_key_does_not_show_in_a_log() -> None:
     assert "hush" not in repr(keys.Keypair(public=b"shown", secret=b"hush"))
+
+
+def test_a_directory_that_was_there_keeps_its_mode(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o755)
+
+    assert keys.private_directory(tmp_path) == tmp_path
+
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_directory_that_others_can_write_is_refused(tmp_path: pathlib.Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+
+    with pytest.raises(ConfigError, match=f"others can write to the directory {tmp_path}"):
+        keys.private_directory(tmp_path)
+
+    assert tmp_path.stat().st_mode & 0o7777 == mode
+
+
+def test_a_directory_that_is_made_is_its_owner_s_alone(tmp_path: pathlib.Path) -> None:
+    made = keys.private_directory(tmp_path / "a" / "b")
+
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_keys_that_cannot_be_looked_for_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.make(tmp_path)
+    (tmp_path / "keys").chmod(0o000)
+    tmp_path.chmod(0o711)
+    monkeypatch.chdir(tmp_path)
+
+    with nobody_special(), pytest.raises(ConfigError, match=r"keys/server.key: permission denied"):
+        keys.make(pathlib.Path())
+
+    (tmp_path / "keys").chmod(0o700)
+
+
+@contextlib.contextmanager
+def nobody_special() -> Iterator[None]:
+    """Have root stand before closed doors, too."""
+    me = os.geteuid()
+    os.seteuid(65534 if me == 0 else me)
+    try:
+        yield
+    finally:
+        os.seteuid(me)

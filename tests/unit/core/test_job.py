@@ -13,6 +13,7 @@ from support.jobs import (
     expired,
     joined,
     launched,
+    left,
     looping,
     overdue,
     passed,
@@ -38,6 +39,7 @@ from tmover.core.events import (
     Launched,
     Member,
     NodeLost,
+    Note,
     OrderNode,
     Plan,
     Prepare,
@@ -279,6 +281,46 @@ def test_a_slot_vacated_before_the_start_is_taken_by_the_next_standby_that_comes
     assert story.tell(joined("s0")) == [welcome("s0", 1)]
 
 
+def test_a_standby_that_leaves_is_let_go_at_once_and_its_node_is_not_fenced() -> None:
+    story = Story().training()
+
+    assert story.notes(left("s0")) == ["m0 has left: told to end"]
+
+    assert "s0" not in story.job.agents
+    assert story.tell(left("s0"), expired("s0")) == []
+    assert story.tell(joined("s0")) == stops(1, "it left: told to end", "s0")
+
+
+def test_a_member_that_leaves_is_replaced_and_not_started_afresh() -> None:
+    story = Story().training()
+    story.tell(left("a1"))
+    actions = story.hear(reported("a0/0", 5), reported("a2/0", 5))
+
+    assert [a.agent for a in actions if isinstance(a, Welcome)] == []
+    assert [a.text for a in actions if isinstance(a, Note)][-1] == "n1 has left: told to end"
+    assert story.job.slots == ("a0", "s0", "a2")
+
+
+def test_a_member_that_leaves_before_the_start_makes_room() -> None:
+    story = Story(standbys=0).joined()
+
+    actions = story.tell(left("a1"))
+
+    assert actions[:2] == [
+        *stops(1, "it left: told to end", "a1"),
+        OrderNode(job="j", exclude=("n0", "n2")),
+    ]
+    assert story.job.slots == ("a0", "", "a2")
+
+
+def test_scripts_that_end_by_their_own_error_when_all_agents_leave_fail_the_job() -> None:
+    story = Story().training()
+
+    story.tell(*[left(agent, code=3) for agent in story.members])
+
+    assert story.job.phase == Ended(code=3, reason="the script failed on all nodes: told to end")
+
+
 def test_workers_that_die_before_the_start_are_launched_again_in_place() -> None:
     story = Story().joined()
 
@@ -324,6 +366,22 @@ def test_a_slot_that_is_killed_again_and_again_before_its_first_step_fails_the_j
 
     why = "slot 1 was lost 6 times before its first step: SIGSEGV"
     assert story.job.phase == Ended(code=1, reason=why)
+
+
+@pytest.mark.parametrize(("code", "of_job"), [(7, 7), (125, 125), (126, 1), (0, 1)])
+def test_a_script_s_own_exit_code_is_the_job_s(code: int, of_job: int) -> None:
+    early, late = Story().joined(), Story().training()
+
+    early.tell(exited("a1", code=code), exited("a1", launch=2, code=code))
+    late.tell(*[exited(agent, code=code) for agent in late.members])
+
+    assert [story.job.phase for story in (early, late)] == [
+        Ended(
+            code=of_job,
+            reason="the script failed twice before its first step, the last time on slot 1: killed",
+        ),
+        Ended(code=of_job, reason="the script failed on all nodes: killed"),
+    ]
 
 
 def test_an_agent_whose_workers_never_last_loses_its_slot() -> None:

@@ -26,6 +26,7 @@ from tmover.core.events import (
     Finished,
     Launched,
     LeaseExpired,
+    Left,
     Looping,
     MoveRequested,
     NodeLost,
@@ -234,6 +235,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(agent=agents, off=back)
     def answers(self, agent: str, off: int) -> None:
         self.feed(Answered(job="j", agent=agent, probe=self.job.epoch + off))
+
+    @rule(agent=agents, code=st.sampled_from([0, 1, -15]))
+    def leaves(self, agent: str, code: int) -> None:
+        self.feed(Left(job="j", agent=agent, code=code, reason="x"))
 
     @rule(worker=workers)
     def finishes(self, worker: str) -> None:
