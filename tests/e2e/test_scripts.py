@@ -132,7 +132,7 @@ def test_a_loop_may_be_left_early_when_its_step_is_committed(
 @pytest.mark.parametrize(
     ("standby", "inject", "told"),
     [
-        (0, "kill:rank=1,step=3,point=step_open", "would have been done again"),
+        (0, "kill:rank=1,step=3,point=before_vote", "would have been done again"),
         (1, "", "while a standby rehearsed"),
     ],
 )
