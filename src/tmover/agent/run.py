@@ -50,6 +50,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _RELAYED = (Start, Prepare, Arm, Abort, Revoke, Assign, Done)
 _FLUSH_S = 1.0
+_NOTHING_TO_SAVE_S = 1.0
+"""How long workers that have trained no step may take to end when their job has failed."""
 _REASSURANCES = 8
 """How often within `fence_after_s` workers are told that the controller is there."""
 _DIE_S = 10.0
@@ -234,7 +236,10 @@ class Agent:
     def _on_stop(self, stop: Stop, now: float) -> None:
         if self._stop is None:
             logger.info("told to stop with code %s: %s", stop.code, stop.reason)
-            self._stop, self._stop_by = stop, now + self._config.stop_s
+            patience_s = self._config.stop_s
+            if stop.code and not self._team.has_trained:
+                patience_s = min(patience_s, _NOTHING_TO_SAVE_S)
+            self._stop, self._stop_by = stop, now + patience_s
             self._team.relay(stop)
 
     # --- the end of workers -----------------------------------------------------------------------

@@ -34,6 +34,11 @@ class Team:
         return self._crew is not None
 
     @property
+    def has_trained(self) -> bool:
+        """Whether a worker of the launch has reported a step."""
+        return self._intercom is not None and bool(self._intercom.pulses)
+
+    @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
         """Readable when a worker has said something."""
         return () if self._intercom is None else (self._intercom.socket,)

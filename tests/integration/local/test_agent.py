@@ -563,3 +563,16 @@ def test_without_workers_and_without_a_controller_it_ends_after_a_while(
 
     assert node.end() == StepStatus(code=3)
     assert "and no controller answers" in node.log
+
+
+def test_workers_that_have_trained_nothing_are_not_waited_for_when_the_job_is_cancelled(
+    node: Node, controller: ScriptedController
+) -> None:
+    node.start(WAITS, TMOVER_AGENT_STOP_S="1000")
+    joined = controller.expect(Joined)
+    controller.welcome(joined)
+    eventually(lambda: "up" in node.log)
+
+    controller.send(stop(joined, 130, "cancelled"))
+
+    assert node.end() == StepStatus(code=130)
