@@ -84,10 +84,14 @@ def _slot(job: Job, slot: int, name: str) -> SlotView:
     if agent is None:
         return SlotView(slot=slot, node="", agent="", state="lost" if name else "vacant")
     state = "leaving" if agent.node in job.requests else agent.state
+    if isinstance(job.phase, Ended):
+        state = "ended"
     return SlotView(slot=slot, node=agent.node, agent=agent.name, state=state)
 
 
 def _standbys(job: Job) -> tuple[StandbyView, ...]:
+    if isinstance(job.phase, Ended):
+        return ()
     move = standby.move_of(job)
     joiners = () if move is None else move.joiners
     return tuple(

@@ -82,10 +82,12 @@ def test_a_failure() -> None:
 
 
 def test_the_end() -> None:
-    story = Story(standbys=0).training()
+    story = Story(standbys=1).training()
     story.tell(requested("n1"), CancelRequested(job="j", reason="enough"))
 
     shown = view(story.job)
 
     assert (shown.phase, shown.outcome, shown.code) == ("ended", "enough", 130)
+    assert {slot.state for slot in shown.slots} == {"ended"}
+    assert not shown.standbys
     assert shown.move is None
