@@ -97,7 +97,6 @@ LEFT = "print('left')"
             "a collective after the first optimizer.step()",
         ),
         ({"between": REDUCE}, "a collective outside of `with step:`"),
-        ({"after_loop": REDUCE}, "a collective after the loop"),
         ({"tracked": "model=model"}, "the optimizer would not be handed over"),
         ({"tracked": "optimizer=optimizer"}, "the model would not be handed over"),
     ],
@@ -112,6 +111,26 @@ def test_what_could_not_be_done_again_or_handed_over_is_refused_at_once(
 
     assert outcome.status.code == 1
     assert told in outcome.status.outcome
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"after_loop": REDUCE}, "a collective after the loop"),
+        ({"between": f"if step.index == 4: {REDUCE}"}, "a collective outside of `with step:`"),
+    ],
+)
+def test_what_is_found_late_and_goes_well_without_a_loss_is_said_and_done(
+    cluster: LocalCluster, tmp_path: pathlib.Path, parts: dict[str, str], told: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOP.format_map({**NOTHING, **parts}))
+    training = Training(cluster, Kind(nodes=2), standby=0, script=script)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 0
+    assert training.log().count(told) == 2
 
 
 def test_a_loop_may_be_left_early_when_its_step_is_committed(

@@ -55,6 +55,8 @@ class Fabric:
         """Whether results are thrown away if the world is revoked now; set by the session."""
         self.refusal = ""
         """Why no collective may be made now, "" if one may; set by the session."""
+        self.caution = ""
+        """What to say, once, if one is made now; set by the session."""
         self.fault: Exception | None = None
         """What went wrong where nobody could be told: who uses the fabric next is."""
         self.on_broken: OnBroken | None = None

@@ -5,6 +5,7 @@ C++ calls some of the methods here, Python the others, both by these names.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,8 @@ from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
 from tmover.errors import ConfigError, Interrupted, LinkError
+
+logger = logging.getLogger(__name__)
 
 Live = Callable[[Mesh], None]
 Answer = Callable[[], None]
@@ -89,6 +92,9 @@ class TmoverGroup(NamedGroup):
         fabric = self._fabric
         if fabric.refusal:
             raise ConfigError(fabric.refusal)
+        if fabric.caution:
+            caution, fabric.caution = fabric.caution, ""
+            logger.warning("%s", caution)
         if fabric.mode is Mode.REVOKED and (self.strict or not fabric.attempt_open):
             msg = "the world is revoked: this attempt will not be kept"
             raise Interrupted(msg)

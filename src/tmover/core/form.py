@@ -172,7 +172,8 @@ def _verdict(job: Job, slot: int, step: int) -> str:
     if step != NO_STEP and mine.losses == LOSSES:
         return f"slot {slot} was lost {LOSSES} times after step {step}"
     if step == NO_STEP and sum(c.errors for c in job.crashes.values() if c.step == step) >= ERRORS:
-        return f"the script failed twice before its first step, the last time on slot {slot}"
+        when = "with no rank left to go on from" if job.schemas else "before its first step"
+        return f"the script failed twice {when}, the last time on slot {slot}"
     if step == NO_STEP and mine.losses == 2 * standby.FAILURES:
         return f"slot {slot} was lost {mine.losses} times before its first step"
     return ""

@@ -196,10 +196,7 @@ def _run_script(made: Runtime, argv: list[str]) -> int:
             sys.argv = argv
             sys.path[0] = str(pathlib.Path(argv[0]).resolve().parent)
             runpy.run_path(argv[0], run_name="__main__")
-    except BaseException as error:
-        made.has_failed = True
-        if not isinstance(error, SystemExit):
-            raise
+    except SystemExit as error:
         if made.standing.stop is not None:
             return made.standing.stop.code
         if error.code not in (None, 0):

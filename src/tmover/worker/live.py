@@ -54,8 +54,6 @@ class LiveEngine:
         """Parts after the loop of which an attempt was handed out."""
         self._checked: set[int] = set()
         """The optimizers that are known to be tracked, by id."""
-        self._closed = ""
-        """Why there is no collective between attempts, "" outside of the loop."""
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
         runtime.recover = self._switch.recover
@@ -112,13 +110,12 @@ class LiveEngine:
 
     def leave(self) -> None:
         """Leave the loop, at its end or before."""
-        self._runtime.fabric.refusal = refusals.AFTER_LOOP
+        fabric = self._runtime.fabric
+        fabric.refusal, fabric.caution = "", refusals.AFTER_LOOP
 
     def break_off(self) -> None:
         """End the process if the script leaves the loop early where it must not go on."""
         runtime = self._runtime
-        if runtime.has_failed:
-            return  # it did not leave by a decision, but by an exception
         if self.sandbox:
             runtime.die(refusals.LEFT_IN_REHEARSAL)
         if self._last is not None and self._last.phase is not Phase.PASSED:
@@ -202,7 +199,7 @@ class LiveEngine:
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
         runtime.fabric.attempt_open = True
-        self._closed, runtime.fabric.refusal = runtime.fabric.refusal, ""
+        runtime.fabric.refusal = runtime.fabric.caution = ""
         if self._echo:
             runtime.fabric.mode = Mode.SANDBOX
         if runtime.injector:
@@ -230,13 +227,26 @@ class LiveEngine:
             runtime.fabric.quiesce()
         finally:
             runtime.fabric.attempt_open = False
-            runtime.fabric.refusal = self._closed
+            self._guard_boundary(step.index)
         self._last = attempt
         if attempt.phase is Phase.PASSED:
             self._commit(attempt)
         else:
             attempt.snapshot.restore(self.tracked)
         return error is not None
+
+    def _guard_boundary(self, index: int) -> None:
+        """Say what a collective between this attempt and the next is told.
+
+        In the first steps it is refused. Later that would cost more than the loss of a node in it.
+        """
+        fabric = self._runtime.fabric
+        if index >= self._total:
+            fabric.refusal, fabric.caution = "", refusals.AFTER_LOOP
+        elif index < _CHECKED_STEPS:
+            fabric.refusal = refusals.OUTSIDE_OF_STEP
+        else:
+            fabric.refusal, fabric.caution = "", refusals.OUTSIDE_OF_STEP
 
     def _close_echo(self, attempt: Attempt) -> bool:
         """End the local run of a part that all others have done."""

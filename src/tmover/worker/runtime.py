@@ -89,8 +89,6 @@ class Runtime:
         """How to get out of a revoked world, once there is a session that knows."""
         self.links_before = 0
         """How many links had been opened before the last world was prepared; for the trace."""
-        self.has_failed = False
-        """Whether the script has ended by an exception."""
         self._prepared = 0
         """The last epoch this worker has said to be ready for."""
         fabric.on_broken = self._broken

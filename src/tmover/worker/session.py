@@ -7,9 +7,11 @@ script run by hand without a controller; what differs is its *engine*: `LiveEngi
 
 from __future__ import annotations
 
+import dis
 import logging
+import sys
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tmover.errors import ConfigError, StateError
@@ -175,10 +177,22 @@ class Session:
             while (step := self._engine.next_step()) is not None:
                 yield step
         except GeneratorExit:
-            self._engine.break_off()
+            if is_at_break(sys._getframe().f_back):
+                self._engine.break_off()
             raise
         finally:
             self._engine.leave()
+
+
+def is_at_break(frame: FrameType | None) -> bool:
+    """Return whether a frame leaves a loop by `break` or `return`, and not by an exception.
+
+    A loop lets go of its iterator either way. But if it does so by a decision, it is at the
+    instruction that drops the iterator; else at the one that raised.
+    """
+    if frame is None or frame.f_lasti < 0:
+        return False
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
 
 
 def init(*, backend: str | None = None, seed: int = 0) -> Session:
