@@ -7,6 +7,7 @@ for the others: until all ranks have finished, it may still be needed to hand it
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import pathlib
@@ -115,9 +116,24 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except TmoverError as error:
         print(f"tmover: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
+    if code == 0 and _runtime is not None and _runtime.standing.stop is not None:
+        _end_at_once()
     sys.stdout.flush()
     sys.stderr.flush()
     raise SystemExit(code)
+
+
+def _end_at_once() -> NoReturn:
+    """End well, without taking the interpreter and torch apart: others train on this machine.
+
+    Threads of the script that are no daemons end first, and what it registered to be done at exit
+    is done.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself does here
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
