@@ -143,8 +143,9 @@ class Session:
     def steps(self, loader: Any, *, total: int | None = None) -> Iterator[Step]:
         """Yield `total` steps over `loader`, pass after pass; without `total`, one pass.
 
-        Every collective of the loop stands inside `with step:`, before `optimizer.step()`. One after
-        it is refused; one outside of the `with` is refused in the first steps and warned of later.
+        Every collective of the loop stands inside `with step:`, before `optimizer.step()`. One
+        after it is refused; one outside of the `with` is refused in the first steps and warned of
+        later.
         One `with` is one update: the first `optimizer.step()` in it votes, and the update is
         applied by all ranks or by none.
 
