@@ -33,7 +33,7 @@ class ControllerConfig(_Table, frozen=True):
 
     bind: str = "tcp://127.0.0.1:0"
     """Where agents and the command line connect; port 0 takes a free one."""
-    lease_s: float = 5.0
+    lease_s: float = 4.0
     """An agent that was not heard of for so long is lost."""
     poll_s: float = 1.0
     """How often the scheduler is asked for the state of its nodes."""
@@ -112,6 +112,32 @@ class LocalConfig(_Table, frozen=True):
     """The most nodes it makes; their addresses are 127.0.0.2 and up."""
 
 
+class SlurmConfig(_Table, frozen=True):
+    """`[slurm]`: how Slurm is asked."""
+
+    poll_s: float = 10.0
+    """How often jobs and nodes are asked for: all jobs of this controller in one call."""
+    back_off_s: float = 60.0
+    """The longest pause while slurmctld does not answer."""
+    command_s: float = 30.0
+    """How long a command of Slurm may take."""
+    end_s: float = 30.0
+    """How long a job whose training has ended may take to end by itself, before `scancel`."""
+
+
+class StandbyConfig(_Table, frozen=True):
+    """`[standby]`: how standbys are asked of Slurm. An empty value leaves Slurm's default."""
+
+    partition: str = ""
+    reservation: str = ""
+    """A reservation to take them from, such as an administrator's pool with `Flags=REPLACE`."""
+    qos: str = ""
+    prefer: str = ""
+    """Features of the nodes to take if there is a choice (`--prefer`)."""
+    count: int = 0
+    """How many a job keeps if `tmover submit` does not say."""
+
+
 class Config(_Table, frozen=True):
     """The whole file."""
 
@@ -121,6 +147,8 @@ class Config(_Table, frozen=True):
     links: LinkConfig = LinkConfig()
     worker: WorkerConfig = WorkerConfig()
     local: LocalConfig = LocalConfig()
+    slurm: SlurmConfig = SlurmConfig()
+    standby: StandbyConfig = StandbyConfig()
 
 
 def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -308,6 +336,8 @@ def _check(config: Config, *, source: str) -> None:
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
+        (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),
+        (config.standby.count >= 0, "standby.count >= 0"),
     )
     for holds, relation in relations:
         if not holds:

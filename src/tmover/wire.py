@@ -129,12 +129,43 @@ class MoveRequest(Request, frozen=True, kw_only=True):
     job: str | None = None
 
 
+class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of Slurm: what it is, and how its standbys are submitted."""
+
+    id: int
+    """Slurm's job id."""
+    name: str
+    """Slurm's job name; a standby's is the same with `-standby` after it."""
+    headless: bool = False
+    """Its nodes are held by `salloc --no-shell`; no batch script runs."""
+    options: tuple[str, ...] = ()
+    """The sbatch options of a standby, without those that tmover sets itself."""
+    script: str
+    """The text of the batch script."""
+    arguments: tuple[str, ...] = ()
+    """What the script is called with."""
+    cwd: str
+    env: dict[str, str] = {}
+    """What the script's jobs are submitted with. It may hold secrets: it is never journaled."""
+
+    def __repr__(self) -> str:
+        """Return what may stand in a log."""
+        return f"SlurmSpec(id={self.id}, name={self.name!r}, headless={self.headless})"
+
+
 class SubmitRequest(Request, frozen=True, kw_only=True):
-    """Look after a new job. Answered by `Accepted` with its id."""
+    """Look after a new job. Answered by `Accepted` with its id.
+
+    With `slurm`, the job is known by Slurm's id, and asking twice changes nothing.
+    """
 
     nnodes: int
     nproc: int
+    """Ranks per node; 0 if the agents tell."""
     owner: str
+    standby: int = 0
+    """How many standbys are kept; one that is used up is ordered anew."""
+    slurm: SlurmSpec | None = None
 
 
 class CancelRequest(Request, frozen=True, kw_only=True):

@@ -12,14 +12,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from tmover.controller.journal import Effect, Entry, Journal, Settled
+from tmover.controller.journal import Entry, Journal, Settled
 from tmover.core.events import (
     Action,
     AnyEvent,
     DeadlinePassed,
+    EndJob,
     EndNode,
+    Errand,
     Note,
     OrderNode,
+    ReleaseNode,
     Submitted,
     Wait,
 )
@@ -38,7 +41,7 @@ class Ledger:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.notes: collections.deque[str] = collections.deque(maxlen=NOTES_KEPT)
-        self.effects: list[Effect] = []
+        self.effects: list[Errand] = []
         """What the scheduler was asked and has not yet done."""
 
 
@@ -50,8 +53,8 @@ class Desk:
         self._journal = journal
         self._decide = decide
         self.ledgers: dict[str, Ledger] = {}
-        for job in journal.jobs():
-            entries = journal.replay(job)
+        histories = {job: journal.replay(job) for job in journal.jobs()}
+        for job, entries in sorted(histories.items(), key=_age):
             for entry in entries:
                 self.take_in(entry)
             logger.info("replayed %s entries of job %s", len(entries), job, extra={"job_id": job})
@@ -90,6 +93,8 @@ class Desk:
         if isinstance(entry, Settled):
             if entry.effect in ledger.effects:
                 ledger.effects.remove(entry.effect)
+                if entry.note:
+                    ledger.notes.append(entry.note)
             return []
         if isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
             # what has not come until now is ordered anew
@@ -105,8 +110,16 @@ class Desk:
     @staticmethod
     def _account(ledger: Ledger, actions: Iterable[Action], at: float) -> None:
         for action in actions:
-            if isinstance(action, (EndNode, OrderNode)):
+            if isinstance(action, (EndNode, OrderNode, ReleaseNode, EndJob)):
                 ledger.effects.append(action)
             elif isinstance(action, Note):
                 clock = time.strftime("%H:%M:%S", time.localtime(at))
                 ledger.notes.append(f"{clock} {action.text}")
+
+
+def _age(history: tuple[str, Sequence[Entry]]) -> tuple[float, int, str]:
+    """Return what sorts jobs by when they came."""
+    job, entries = history
+    first = entries[0] if entries else None
+    at = first.at if isinstance(first, Submitted) else 0.0
+    return at, len(job), job

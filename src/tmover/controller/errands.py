@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Hashable
 
 from tmover.controller.desk import Ledger
-from tmover.controller.journal import Effect, Settled
-from tmover.core.events import EndNode, OrderNode
+from tmover.controller.journal import Settled
+from tmover.core.events import EndNode, Errand, OrderNode
 from tmover.core.phase import Stage
 from tmover.errors import SchedulerError
 from tmover.scheduler.interface import Scheduler
@@ -44,7 +44,7 @@ class Errands:
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
 
-    def settled(self, effect: Effect) -> None:
+    def settled(self, effect: Errand) -> None:
         """Note that the journal knows that `effect` is done, so that the next can begin."""
         self._busy.discard(_key(effect))
 
@@ -55,7 +55,7 @@ class Errands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, ledger: Ledger, effect: Effect) -> None:
+    async def _run(self, ledger: Ledger, effect: Errand) -> None:
         """Make the call until it succeeds or is not wanted any more."""
         pause = self._again_s
         while _is_wanted(ledger, effect):
@@ -67,7 +67,7 @@ class Errands:
             pause = min(pause * 2, _AGAIN_MAX_S)
         self._post(Settled(job=effect.job, effect=effect))
 
-    def _try(self, effect: Effect) -> str:
+    def _try(self, effect: Errand) -> str:
         """Make the call, in a thread; return why it came to nothing, or ""."""
         try:
             return self._order(effect) if isinstance(effect, OrderNode) else self._end(effect)
@@ -95,7 +95,7 @@ class Errands:
             logger.error("a call of the scheduler failed", exc_info=task.exception())
 
 
-def _is_wanted(ledger: Ledger, effect: Effect) -> bool:
+def _is_wanted(ledger: Ledger, effect: Errand) -> bool:
     """Return whether the job still waits for it.
 
     An order is moot once enough standbys came or the job has ended; a fence, once the job has an
@@ -109,6 +109,6 @@ def _is_wanted(ledger: Ledger, effect: Effect) -> bool:
     return all(agent.node != effect.node for agent in job.agents.values())
 
 
-def _key(effect: Effect) -> Hashable:
+def _key(effect: Errand) -> Hashable:
     """Return what is not asked twice at the same time."""
     return effect if isinstance(effect, EndNode) else effect.job

@@ -21,23 +21,24 @@ from typing import Union
 import msgspec
 
 from tmover.controller.keys import private_directory
-from tmover.core.events import AnyEvent, EndNode, OrderNode, Record
+from tmover.core.events import AnyEvent, Errand, Record
 from tmover.errors import ConfigError, JournalError
 
 logger = logging.getLogger(__name__)
 
 
-Effect = Union[EndNode, OrderNode]
-"""What the scheduler is asked."""
-
-
 class Settled(Record, frozen=True, kw_only=True):
     """The scheduler has carried out `effect`, so a restarted controller does not ask again."""
 
-    effect: Effect
+    effect: Errand
+    note: str = ""
+    """What came of it, for people; "" if just what was asked."""
 
 
 Entry = Union[AnyEvent, Settled]
+
+_NAME = re.compile(r"[0-9]+|slurm[0-9]+(?:r[0-9]+)?")
+"""A job's: a number of ours, or Slurm's id and restart count."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -64,9 +65,8 @@ class Journal:
         self._lock = _lock(self._directory / "lock")
 
     def jobs(self) -> list[str]:
-        """Return the ids of all jobs, in the order they came."""
-        names = {p.stem for p in self._directory.glob("*.jsonl") if p.stem.isdecimal()}
-        return sorted(names, key=int)
+        """Return the ids of all jobs."""
+        return sorted(p.stem for p in self._directory.glob("*.jsonl") if _NAME.fullmatch(p.stem))
 
     def next_id(self) -> str:
         """Return an id that no job here ever had, one whose journal was moved away included."""

@@ -20,13 +20,22 @@ INTERNAL_ERROR = "an internal error, see the controller's log"
 def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
     """Return the event of a new job. Raises `Refused` if there can be none such."""
     nnodes, nproc = request.nnodes, request.nproc
+    if request.slurm is not None and not nproc:
+        nproc = 1  # the agents tell
     if not (1 <= nnodes <= MAX_NODES and nproc >= 1 and nnodes * nproc <= MAX_RANKS):
         msg = (
             f"a job of {nnodes} nodes x {nproc} ranks: "
             f"1 to {MAX_RANKS} ranks on at most {MAX_NODES} nodes can be looked after"
         )
         raise Refused(msg)
-    return Submitted(job=job, nnodes=request.nnodes, nproc=request.nproc, owner=request.owner)
+    return Submitted(
+        job=job,
+        nnodes=request.nnodes,
+        nproc=request.nproc,
+        owner=request.owner,
+        standby=request.standby,
+        allocated=request.slurm is not None,
+    )
 
 
 def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:

@@ -33,6 +33,7 @@ from tmover.core.events import (
     AnyOrder,
     ArmDeadline,
     DeadlinePassed,
+    EndJob,
     EndNode,
     Event,
     Exited,
@@ -44,6 +45,7 @@ from tmover.core.events import (
     Note,
     Order,
     OrderNode,
+    ReleaseNode,
     Stop,
     Wait,
 )
@@ -319,7 +321,7 @@ class Controller:
                 self._arm(action)
             case Note():
                 logger.info("job %s: %s", action.job, action.text, extra={"job_id": action.job})
-            case EndNode() | OrderNode():
+            case EndNode() | OrderNode() | ReleaseNode() | EndJob():
                 pass  # the desk has it among the ledger's effects, for `Errands`
             case _:
                 assert_never(action)

@@ -13,9 +13,11 @@ from typing import Any
 from tmover.core.events import (
     Action,
     ArmDeadline,
+    EndJob,
     EndNode,
     Note,
     OrderNode,
+    ReleaseNode,
     Stop,
     Wait,
     Welcome,
@@ -26,6 +28,8 @@ from tmover.core.roster import Agent, Farewell, Job, Ordered
 UNFIT = 3
 """Standbys in a row that cannot rehearse the script: then none is ordered any more."""
 RELEASED = Farewell(0, "released")
+LEFT_S = 3600.0
+"""A node that was left is not asked for again for so long: it was left for a reason."""
 
 
 class Draft:
@@ -103,11 +107,15 @@ class Draft:
         self.set(reports=reports, verified=job.verified - workers)
 
     def dismiss(self, name: str, farewell: Farewell) -> None:
-        """Let an agent go for good."""
-        self.forget(name)
-        agents = {known: agent for known, agent in self.job.agents.items() if known != name}
-        self.set(agents=agents, gone={**self.job.gone, name: farewell})
-        self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))
+        """Let an agent go for good, and its node with it."""
+        agent = self.job.agents.get(name)
+        self._drop(name, farewell)
+        if agent is not None and self.job.allocated:
+            self.do(
+                ReleaseNode(
+                    job=self.job.name, agent=name, node=agent.node, reason=farewell.reason
+                )
+            )
 
     def lose(self, name: str, reason: str) -> None:
         """Give up an agent with its node and every other agent on it, and fence the node.
@@ -118,7 +126,7 @@ class Draft:
             return
         node = self.job.agents[name].node
         for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
-            self.dismiss(agent.name, Farewell(1, f"lost: {reason}"))
+            self._drop(agent.name, Farewell(1, f"lost: {reason}"))
         self.set(fenced=self.job.fenced | {node})
         self.note(f"{node} is lost: {reason}")
         self.do(EndNode(job=self.job.name, node=node, reason=reason))
@@ -130,8 +138,10 @@ class Draft:
         if short <= 0 or job.unfit >= UNFIT:
             return
         used = {agent.node for agent in job.agents.values()}
-        exclude = tuple(sorted(used | job.requests.keys() | job.fenced))
-        self.do(*[OrderNode(job=job.name, exclude=exclude)] * short)
+        left = {node for node, at in job.left.items() if self.at - at < LEFT_S}
+        exclude = tuple(sorted(used | left | job.requests.keys() | job.fenced))
+        total = missing if job.allocated else 0
+        self.do(*[OrderNode(job=job.name, exclude=exclude, total=total)] * short)
         self.set(ordered=Ordered(missing, job.epoch))
         self.arm(Wait.STANDBY, job.epoch)
         self.note(f"{short} more standby{'s' * (short > 1)} asked of the scheduler")
@@ -142,6 +152,14 @@ class Draft:
             self.do(Stop(job=self.job.name, agent=name, code=code, reason=reason))
         self.set(phase=Ended(code=code, reason=reason))
         self.note(f"the job ends: {reason}")
+        if self.job.allocated:
+            self.do(EndJob(job=self.job.name, code=code, reason=reason))
+
+    def _drop(self, name: str, farewell: Farewell) -> None:
+        self.forget(name)
+        agents = {known: agent for known, agent in self.job.agents.items() if known != name}
+        self.set(agents=agents, gone={**self.job.gone, name: farewell})
+        self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))
 
 
 def welcome(job: Job, agent: Agent) -> Welcome:

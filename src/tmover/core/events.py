@@ -28,6 +28,10 @@ rehearsed. Between that of the one and that of the others they would exchange di
 """
 
 
+CANCELLED = 130
+"""The exit code of a job that somebody ended."""
+
+
 class Wait(str, enum.Enum):
     """What a deadline is the deadline of. The values are the configuration's keys, less `_s`."""
 
@@ -223,7 +227,12 @@ class Submitted(Event, frozen=True, kw_only=True):
 
     nnodes: int
     nproc: int
+    """0 if the first agent tells."""
     owner: str
+    standby: int = 0
+    """How many standbys are kept: one that is used up or lost is ordered anew."""
+    allocated: bool = False
+    """The scheduler has the nodes in allocations, which may start late and must be ended."""
 
 
 class MoveRequested(Event, frozen=True, kw_only=True):
@@ -237,6 +246,7 @@ class CancelRequested(Event, frozen=True, kw_only=True):
     """The job is to end now."""
 
     reason: str
+    code: int = CANCELLED
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
@@ -381,6 +391,23 @@ class OrderNode(Record, frozen=True, kw_only=True):
     """Ask the scheduler for another standby, not on the nodes in `exclude`."""
 
     exclude: tuple[str, ...]
+    total: int = 0
+    """How many are to be on order with this one, if the scheduler keeps orders (0: it does not)."""
+
+
+class ReleaseNode(Record, frozen=True, kw_only=True):
+    """Give the node of an agent that was let go back to the scheduler, once the agent has ended."""
+
+    agent: str
+    node: str
+    reason: str
+
+
+class EndJob(Record, frozen=True, kw_only=True):
+    """End whatever the scheduler still holds for a job that has ended."""
+
+    code: int
+    reason: str
 
 
 class Note(Record, frozen=True, kw_only=True):
@@ -389,5 +416,7 @@ class Note(Record, frozen=True, kw_only=True):
     text: str
 
 
-AnyEffect = Union[ArmDeadline, EndNode, OrderNode, Note]
+Errand = Union[EndNode, OrderNode, ReleaseNode, EndJob]
+"""What the scheduler is asked."""
+AnyEffect = Union[ArmDeadline, Errand, Note]
 Action = Union[AnyOrder, AnyEffect]

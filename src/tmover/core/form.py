@@ -34,15 +34,20 @@ def submit(draft: Draft, event: Submitted) -> None:
         nnodes=event.nnodes,
         nproc=event.nproc,
         owner=event.owner,
+        reserve=event.standby,
+        allocated=event.allocated,
         slots=("",) * event.nnodes,
         phase=Forming(since=0),
     )
-    draft.arm(Wait.FORM, 0)
+    if not event.allocated:  # an allocation may be pending for days: its first agent starts it
+        draft.arm(Wait.FORM, 0)
     draft.note(f"waiting for {event.nnodes} nodes")
 
 
 def join(draft: Draft, event: Joined) -> None:
     """Give a new agent a slot, or make it a standby."""
+    if not draft.job.nproc:
+        draft.set(nproc=event.nproc)
     job = draft.job
     if event.nproc != job.nproc:
         reason = f"{event.node} came with {event.nproc} workers, the job has {job.nproc} per node"
@@ -50,6 +55,8 @@ def join(draft: Draft, event: Joined) -> None:
         draft.dismiss(event.agent, Farewell(2, reason))
         return
     slot = _free_slot(job, event)
+    if is_pending(job):
+        draft.arm(Wait.FORM, 0)
     draft.greet(
         Agent(
             name=event.agent,
@@ -65,6 +72,11 @@ def join(draft: Draft, event: Joined) -> None:
         draft.seat(slot, event.agent)
     if event.standby and job.ordered.nodes:
         draft.set(ordered=job.ordered._replace(nodes=job.ordered.nodes - 1))
+
+
+def is_pending(job: Job) -> bool:
+    """Return whether the job's allocation has brought no agent yet: it may wait in a queue."""
+    return job.allocated and job.phase == Forming(since=0) and not (job.agents or job.gone)
 
 
 def advance(draft: Draft, phase: Forming) -> None:

@@ -16,6 +16,7 @@ from tmover.core import epoch as epochs
 from tmover.core import form, move, recover, standby
 from tmover.core.draft import Draft, welcome
 from tmover.core.events import (
+    CANCELLED,
     Abort,
     Action,
     Answered,
@@ -72,8 +73,6 @@ from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
-CANCELLED = 130
-"""The exit code of a job that somebody ended."""
 _NOWHERE = Plan(epoch=0, members=())
 
 
@@ -158,8 +157,8 @@ def _hear_outside(
             form.submit(draft, event)
         case MoveRequested():
             move.request(draft, event)
-        case CancelRequested(reason=reason):
-            draft.end(CANCELLED, reason)
+        case CancelRequested(reason=reason, code=code):
+            draft.end(code, reason)
         case NodeLost(node=node, reason=reason):
             for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
                 draft.lose(name, reason)
@@ -301,7 +300,7 @@ def wake(job: Job) -> list[AnyEffect]:
     """Return the deadlines that run in this state, for a controller that was started again."""
     due: list[tuple[Wait, int]] = []
     match job.phase:
-        case Forming(since=since):
+        case Forming(since=since) if not form.is_pending(job):
             due = [(Wait.FORM, since)]
         case Starting():
             due = [(Wait.FORM, job.in_force)]

@@ -181,6 +181,7 @@ def complete(draft: Draft) -> None:
     draft.set(verified=frozenset(), held=epoch)
     draft.note(f"all ranks have passed into epoch {epoch}")
     for name in leavers:
+        draft.set(left={**draft.job.left, draft.job.agents[name].node: draft.at})
         draft.dismiss(name, RELEASED)
 
 

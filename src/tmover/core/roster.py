@@ -117,6 +117,10 @@ class Job:
     nnodes: int = 0
     nproc: int = 0
     owner: str = ""
+    reserve: int = 0
+    """How many standbys are kept."""
+    allocated: bool = False
+    """Whether the scheduler has its nodes in allocations, which are to be given back."""
     phase: Phase = dataclasses.field(default_factory=New)
     epoch: int = 0
     """The highest epoch ever named. No number is used twice, not even that of an aborted move."""
@@ -129,6 +133,8 @@ class Job:
     """Agents that were lost, released or refused. None of them ever comes back."""
     fenced: frozenset[str] = frozenset()
     """Nodes that were lost and have not come back with another agent."""
+    left: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """When a planned move left a node."""
     unreleased: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """Leavers that still hold their state, by slot: best candidates if their joiner is lost."""
     requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)

@@ -67,6 +67,8 @@ def tend(draft: Draft) -> None:
         elif agent.is_ready and draft.job.schemas:
             _check(draft, agent)
     _drop_idle_requests(draft)
+    if all(draft.job.is_alive(agent) for agent in draft.job.slots):
+        draft.order(draft.job.reserve - len(spare(draft.job)))
 
 
 def part(draft: Draft, agent: Agent) -> None:
