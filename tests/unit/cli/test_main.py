@@ -53,7 +53,7 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["run", "--no_python", "train.py"], "--no-python"),
         (["run", "--run-path", "train.py"], "--run-path"),
         (["run", "--virtual-local-rank", "train.py"], "--virtual-local-rank"),
-        (["run", "train.py"], "no job to join: TMOVER_JOB is not set"),
+        (["run", "train.py"], "no job to join: neither TMOVER_JOB nor SLURM_JOB_ID is set"),
         (["run", "--config", "no.toml", "train.py"], "no.toml"),
         (["submit", "train.py"], "add --local"),
         (["submit", "--local"], "no script given"),
