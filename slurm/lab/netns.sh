@@ -5,7 +5,6 @@
 #   cut NODE...     pull the network cable, processes go on                  heal NODE...  plug it in again
 #   off NODE...     power off: every process of the node dies at once        boot NODE...  power on, start slurmd
 #   hang NODE...    freeze all processes of the node (SIGSTOP)               thaw NODE...  let them go on
-#   members NODE    print the pids of the node's processes
 #   kill-slurmd NODE...  kill slurmd alone                                   start-slurmd NODE...
 #   exec NODE CMD   run CMD inside the node
 # Environment: SLURM_LAB_DIR [/tmp/slurm-netns]  SLURM_LAB_ID [77; 0 to 99: subnet 10.213.ID.0/24, bridge tmbrID],
@@ -36,38 +35,40 @@ slurmd -N "$0" -f "$1" || exit 1
 while :; do sleep 86400 & wait $!; done'
 
 boot() { # node: new PID, UTS and mount namespaces inside the node's lasting network namespace
-  local node=$1 parent child='' init i
-  init=$(init_of "$node") && is_running "$init" && die "$node is up"
+  local node=$1 space here parent child='' init i
+  space=/run/netns/$(ns "$node") here=$(readlink /proc/self/ns/pid)
+  if init=$(init_of "$node") && is_running "$init"; then die "$node is up"; fi
   rm -f "$DIR/run/init.$node" "$DIR/run/slurmd.$node.pid"
   ip link set "$(veth "$node")" up
   # nsenter, not `ip netns exec`: that one mounts a bare /sys, and slurmd then finds no cgroup file system and quits
-  setsid nsenter --net="/run/netns/$(ns "$node")" \
-    unshare --uts --pid --mount --mount-proc --fork --kill-child \
+  setsid nsenter --net="$space" unshare --uts --pid --mount --mount-proc --fork --kill-child \
     bash -c "$NODE_INIT" "$node" "$SLURM_CONF" "$HOSTS" </dev/null >>"$DIR/log/init.$node.out" 2>&1 8>&- 9>&- &
   parent=$!
-  for ((i = 0; i < 100; i++)); do
-    child=$(cat "/proc/$parent/task/$parent/children" 2>/dev/null || true)
-    [[ -z ${child// /} ]] || break
+  for ((i = 0; i < 250; i++)); do
+    child=$(cat "/proc/$parent/task/$parent/children" 2>/dev/null) child=${child// /}
+    # not just any child: the one in a PID namespace of its own
+    [[ -z $child || $(readlink "/proc/$child/ns/pid" 2>/dev/null || echo "$here") == "$here" ]] || break
+    child=
     sleep 0.02
   done
-  [[ -n ${child// /} ]] || die "$node did not boot: $(tail -n 3 "$DIR/log/init.$node.out")"
-  echo "${child// /}" >"$DIR/run/init.$node"
+  [[ -n $child ]] || die "$node did not boot: $(tail -n 3 "$DIR/log/init.$node.out")"
+  echo "$child" >"$DIR/run/init.$node"
 }
 
 off() { # node: first the cable, so that no FIN and no RST tells the others, as when the power goes
-  local init
+  local init i
   ip link set "$(veth "$1")" down 2>/dev/null || true
-  init=$(init_of "$1") && kill -KILL "$init" 2>/dev/null
+  if init=$(init_of "$1"); then
+    kill -KILL "$init" 2>/dev/null || true
+    for ((i = 0; i < 100; i++)); do is_running "$init" || break; sleep 0.02; done
+  fi
   rm -f "$DIR/run/init.$1"
-  return 0
 }
 
 members() { # node: the pids, as this machine numbers them, of all in the node's PID namespace
-  local process want
+  local want
   want=$(readlink "/proc/$(init_of "$1")/ns/pid") || return 0
-  for process in /proc/[0-9]*; do
-    [[ $(readlink "$process/ns/pid" 2>/dev/null) != "$want" ]] || echo "${process#/proc/}"
-  done
+  find /proc/[0-9]*/ns/pid -maxdepth 0 -lname "${want/\[/\\[}" 2>/dev/null | cut -d/ -f3
 }
 
 signal() { # signal, node: to all processes of the node
@@ -178,7 +179,6 @@ off) each off "$@" ;;
 boot) each boot "$@" ;;
 hang) each hang "$@" ;;
 thaw) each thaw "$@" ;;
-members) members "$1" ;;
 kill-slurmd) each kill_slurmd "$@" ;;
 start-slurmd) each start_slurmd "$@" ;;
 exec) exec nsenter -t "$(init_of "$1")" -n -u -p -m -- "${@:2}" ;;
