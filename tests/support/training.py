@@ -11,6 +11,8 @@ from typing import Any
 
 from support.eventually import eventually
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
+from tmover.process import ProcessId, descendants
+from tmover.scheduler.inhabitants import find_worker
 from tmover.wire import JobStatus
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "e2e" / "train_small.py"
@@ -103,13 +105,17 @@ class Training:
     def until_movable(self) -> JobStatus:
         """Wait until all train, a standby is warm, and rank 0 holds the step it is to hold."""
         if self._hold_at is not None:
-            eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
+            self.until_held()
         return self.until(
             lambda status: (
                 status.phase == "training"
                 and any(standby.state == "warm" for standby in status.standbys)
             )
         )
+
+    def until_held(self) -> None:
+        """Wait until rank 0 holds the step it is to hold."""
+        eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
 
     def open_gate(self) -> None:
         """Let rank 0 go on from where it holds."""
@@ -128,6 +134,18 @@ class Training:
     def node_of(self, slot: int) -> str:
         """Return the node that holds a slot now."""
         return self.cluster.status(self.job).slots[slot].node
+
+    def processes(self, node: str) -> set[ProcessId]:
+        """Return what runs on a node, its holder too."""
+        holder = self.cluster.scheduler.holder(node)
+        assert holder is not None
+        return descendants(holder.pid)
+
+    def worker(self, node: str) -> ProcessId:
+        """Return the first worker on a node."""
+        holder = self.cluster.scheduler.holder(node)
+        assert holder is not None
+        return find_worker(holder, 0)
 
     def log(self) -> str:
         """Return what all nodes have printed."""
