@@ -162,7 +162,7 @@ class Training:
         except Exception as error:
             error.args = (f"{error}\n{self.log()}\n{self._summary()}",)
             raise
-        return self._outcome(status)
+        return judge(self._lines(), status, self.kind.steps)
 
     def _summary(self) -> str:
         lines = self._lines()
@@ -171,33 +171,39 @@ class Training:
         )
 
     def _lines(self) -> list[dict[str, Any]]:
-        if not self._trace.exists():
-            return []
-        texts = [path.read_text() for path in self._trace.iterdir()]
-        lines = [json.loads(line) for text in texts for line in text.splitlines()]
-        return sorted(lines, key=lambda line: float(line["t"]))
+        return read_trace(self._trace)
 
-    def _outcome(self, status: JobStatus) -> Outcome:
-        lines = self._lines()
-        survivors = {line["worker"] for line in lines if line["event"] == "finished"}
-        committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
-        for line in sorted(lines, key=lambda line: line["worker"] in survivors):
-            if line["event"] == "committed" and line["step"] < self.kind.steps:
-                key = line["rank"], line["step"]
-                if line["worker"] in survivors and committed.get(key):
-                    committed[key].pop()  # a dead rank had passed a vote that no survivor passed
-                committed[key].append(tuple(line["samples"]))
-        return Outcome(
-            status=status,
-            finals={
-                line["rank"]: (line["digest"], line["record"])
-                for line in lines
-                if line["event"] == "finished"
-            },
-            committed={key: found[0] for key, found in committed.items()},
-            repeated=[key for key, found in committed.items() if len(found) > 1],
-            lines=lines,
-        )
+
+def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """Return what all workers have traced, in the order of time."""
+    if not directory.exists():
+        return []
+    texts = [path.read_text() for path in directory.iterdir()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return sorted(lines, key=lambda line: float(line["t"]))
+
+
+def judge(lines: list[dict[str, Any]], status: JobStatus, steps: int) -> Outcome:
+    """Return what is left of a run of so many steps."""
+    survivors = {line["worker"] for line in lines if line["event"] == "finished"}
+    committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
+    for line in sorted(lines, key=lambda line: line["worker"] in survivors):
+        if line["event"] == "committed" and line["step"] < steps:
+            key = line["rank"], line["step"]
+            if line["worker"] in survivors and committed.get(key):
+                committed[key].pop()  # a dead rank had passed a vote that no survivor passed
+            committed[key].append(tuple(line["samples"]))
+    return Outcome(
+        status=status,
+        finals={
+            line["rank"]: (line["digest"], line["record"])
+            for line in lines
+            if line["event"] == "finished"
+        },
+        committed={key: found[0] for key, found in committed.items()},
+        repeated=[key for key, found in committed.items() if len(found) > 1],
+        lines=lines,
+    )
 
 
 def assert_as_if_undisturbed(outcome: Outcome, undisturbed: Outcome, kind: Kind) -> None:
