@@ -115,6 +115,11 @@ class Controller:
             post=self.post,
             requeued=self._requeued,
         )  # fmt: skip
+        if self._allocated is not None and allocations is not None:
+            self._views.allocation, self._views.scheduler = (
+                self._allocated.seen.get,
+                allocations.load,
+            )
         self._errands = Errands(
             scheduler,
             allocations=allocations,

@@ -105,14 +105,17 @@ class AllocationWatch:
         self._post = post
         self._requeued = requeued
         self._missed: dict[str, int] = {}
-        self.seen: dict[str, Allocation] = {}
-        """What was last seen, by job."""
+        self._seen: dict[str, Allocation] = {}
         self._nodes = Watch(
             allocations,
             poll_s=poll_s,
             agents_on=lambda node: [who for who in agents_on(node) if who.job in live()],
             post=post,
         )
+
+    def seen(self, job: str) -> Allocation | None:
+        """Return what was last seen of a job."""
+        return self._seen.get(job)
 
     async def run(self) -> None:
         """Poll for ever, as long as there is something to look after."""
@@ -136,10 +139,10 @@ class AllocationWatch:
     def _take(
         self, jobs: Mapping[str, Job], nodes: Iterable[NodeInfo], found: Iterable[Allocation]
     ) -> None:
-        self.seen = {one.job: one for one in found}
+        self._seen = {one.job: one for one in found}
         for event in self._nodes.events(nodes):
             self._post(event)
-        for name, one in self.seen.items():
+        for name, one in self._seen.items():
             if name not in self._live():
                 continue
             if one.fate is Fate.REQUEUED:

@@ -153,6 +153,10 @@ class Allocations(Protocol):
         """Poll soon: something has happened."""
         ...
 
+    def load(self) -> str:
+        """Return how much the scheduler is asked, in a few words."""
+        ...
+
     def carry_out(self, errand: Errand) -> Outcome:
         """Do what `decide` asks for. Idempotent; may take seconds. Raises `SchedulerError`."""
         ...

@@ -8,25 +8,29 @@ shrinks. Every call here may be repeated.
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
 import pathlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
-from tmover.scheduler.slurm.client import ResizeRefused, SlurmClient
-from tmover.scheduler.slurm.commands import JobInfo
-from tmover.scheduler.slurm.poller import Poller
-from tmover.scheduler.slurm.script import standby_options, tag
-from tmover.scheduler.slurm.states import JobState
 from typing_extensions import assert_never
 
 from tmover import wire
-from tmover.config import SlurmConfig, StandbyConfig, slurm_job
+from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
 from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
-from tmover.errors import SchedulerError
+from tmover.errors import ResizeRefused, SchedulerError
+from tmover.scheduler.hostlist import fold
 from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
+from tmover.scheduler.slurm.client import SlurmClient
+from tmover.scheduler.slurm.commands import JobInfo
+from tmover.scheduler.slurm.poller import Poller
+from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script
+from tmover.scheduler.slurm.states import JobState
 from tmover.scheduler.store import write_whole
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,7 @@ class SlurmAllocations:
         *,
         poller: Poller,
         client_of: Callable[[str], SlurmClient],
+        rpcs: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep files in `directory`. `client_of` an owner runs Slurm's commands as that user."""
@@ -69,6 +74,7 @@ class SlurmAllocations:
         self._standby = standby
         self._poller = poller
         self._client_of = client_of
+        self._rpcs = rpcs
         self._clock = clock
         self._ending: dict[str, float] = {}
         """Since when a job is being ended."""
@@ -110,6 +116,10 @@ class SlurmAllocations:
         """Poll soon."""
         self._poller.nudge()
 
+    def load(self) -> str:
+        """Return how much slurmctld is asked, in a few words."""
+        return f"Slurm is asked {self._rpcs()} RPCs per minute"
+
     # --- what is to be done -----------------------------------------------------------------------
 
     def carry_out(self, errand: Errand) -> Outcome:
@@ -134,15 +144,17 @@ class SlurmAllocations:
         on_order = [one for one in held if not one.nodes or not set(one.nodes) <= {*order.exclude}]
         if len(on_order) >= order.total:
             return Outcome.done()
+        spec = kept.spec
         options = standby_options(
-            kept.spec.options, self._standby, job=order.job, name=kept.spec.name,
-            exclude=order.exclude,
-        )  # fmt: skip
-        env = {**kept.spec.env, "TMOVER_ROLE": "standby", "TMOVER_JOB": order.job}
+            spec.options, self._standby, job=order.job, name=spec.name, exclude=order.exclude
+        )
+        state = spec.env.get("TMOVER_STATE", str(self._directory.parent))
         made = client.submit(
-            [*options, str(self._script(order.job, kept)), *kept.spec.arguments],
-            env=env,
-            cwd=pathlib.Path(kept.spec.cwd),
+            options,
+            standby_script(spec.script),
+            env=standby_environment(spec.env, state=state, job=order.job),
+            cwd=pathlib.Path(spec.cwd),
+            args=spec.arguments,
         )
         self._poller.nudge()
         text = f"standby ordered: Slurm job {made}"
@@ -186,7 +198,7 @@ class SlurmAllocations:
         jobs = client.jobs({kept.owner})
         main = _main(kept, jobs)
         left = _standbys(end.job, jobs)
-        if main is not None and not main.state.is_over and main.restarts == kept.restarts:
+        if main is not None and _is_there(main) and main.restarts == kept.restarts:
             left.append(main)
         return self._cancel(client, end.job, left, at_once=False)
 
@@ -225,12 +237,6 @@ class SlurmAllocations:
     def _file(self, job: str) -> pathlib.Path:
         return self._directory / f"{job}.json"
 
-    def _script(self, job: str, kept: Kept) -> pathlib.Path:
-        """Write the script where its owner can read it; return its path."""
-        path = self._directory / f"{job}.sbatch"
-        write_whole(path, kept.spec.script.encode())
-        return path
-
 
 def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
     """Return what Slurm holds for a job, and what that means for it."""
@@ -247,7 +253,7 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
     elif main.state in _STOPPED:
         fate, text = Fate.STOPPED, _ENDS.get(main.state, "Slurm job {} was ended").format(id_)
     elif main.state.is_over:
-        fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value.upper()})"
+        fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
     else:
         fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
     return Allocation(job=job, fate=fate, text=text, standbys=standbys)
@@ -263,11 +269,9 @@ _ENDS: Mapping[JobState, str] = {
 
 def _words(info: JobInfo, what: str) -> str:
     """Return one of Slurm's jobs in a few words."""
-    from tmover.scheduler.hostlist import fold
-
     where = f" on {fold(info.nodes)}" if info.nodes else ""
     reason = "" if info.reason in {"", "None"} else f" ({info.reason})"
-    return f"{what} {info.id} {info.state.value.upper()}{where}{reason}"
+    return f"{what} {info.id} {info.state.value}{where}{reason}"
 
 
 def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
@@ -275,5 +279,39 @@ def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
 
 
 def _standbys(job: str, jobs: Iterable[JobInfo]) -> list[JobInfo]:
-    """Return the standby jobs of `job` that Slurm has not seen the end of."""
-    return [info for info in jobs if info.comment == tag(job) and not info.state.is_over]
+    """Return the standby jobs of `job` that have not ended."""
+    return [info for info in jobs if info.comment == f"tmover:{job}" and _is_there(info)]
+
+
+def _is_there(info: JobInfo) -> bool:
+    """Return whether a job has not ended. One that only waits for a dead node to be cleaned has."""
+    return not info.state.is_over and not info.state.is_ending
+
+
+def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations | None:
+    """Return the allocations that a controller looks after; None where Slurm has no commands.
+
+    Root asks for everybody's jobs, and does what a job needs as the job's owner.
+    """
+    if shutil.which("squeue") is None:
+        return None
+    is_root = os.geteuid() == 0
+    timeout_s = config.slurm.command_s
+    client = SlurmClient(timeout_s=timeout_s)
+    users = None if is_root else {getpass.getuser()}
+    poller = Poller(client, users=users, poll_s=config.slurm.poll_s, most_s=config.slurm.back_off_s)
+    clients: dict[str, SlurmClient] = {}
+
+    def client_of(owner: str) -> SlurmClient:
+        if owner == getpass.getuser() or not is_root:
+            return client
+        return clients.setdefault(owner, SlurmClient(user=owner, timeout_s=timeout_s))
+
+    return SlurmAllocations(
+        state / "slurm",
+        config.slurm,
+        config.standby,
+        poller=poller,
+        client_of=client_of,
+        rpcs=lambda: client.rpcs_per_minute() + sum(c.rpcs_per_minute() for c in clients.values()),
+    )
