@@ -116,10 +116,8 @@ class Controller:
             requeued=self._requeued,
         )  # fmt: skip
         if self._allocated is not None and allocations is not None:
-            self._views.allocation, self._views.scheduler = (
-                self._allocated.seen.get,
-                allocations.load,
-            )
+            self._views.allocation = self._allocated.seen
+            self._views.scheduler = allocations.load
         self._errands = Errands(
             scheduler,
             allocations=allocations,

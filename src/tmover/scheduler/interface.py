@@ -27,8 +27,9 @@ class NodeState(str, enum.Enum):
     """It is to be left, and a job still runs on it: the window of a planned move."""
     DRAINED = "drained"
     FAILING = "failing"
-    """It is to be left at once; what runs there may go on."""
+    """It is to be left at once; what runs on it may go on."""
     DOWN = "down"
+    """Nothing runs on it any more."""
     UNKNOWN = "unknown"
 
     @property
