@@ -84,7 +84,7 @@ class BatchJob:
         pattern = scripts.output_pattern(self.text)
         if not pattern:
             plain_output = last(self.asked, "output") or "slurm-%j.out"
-            pattern = render.step_output(self.asked) if self.headless else plain_output
+            pattern = render.step_output(self.asked, "%N") if self.headless else plain_output
         user = getpass.getuser()
         return render.log_glob(pattern, cwd=self.cwd, name=self.name, job=job, user=user)
 

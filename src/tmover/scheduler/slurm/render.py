@@ -92,26 +92,19 @@ def step_argv(
     return [
         "srun", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap",
         "--no-kill", f"--job-name={name}", f"--chdir={cwd}", export,
-        f"--output={step_output(asked)}", *script,
+        f"--output={step_output(asked, node)}", *script,
     ]  # fmt: skip
 
 
-def step_output(asked: Iterable[Option]) -> str:
-    """Return where the script's own output goes on each node of such a job."""
-    pattern = last(asked, "output") or "slurm-%j.out"
-    return pattern if re.search(r"%\d*N", pattern) else f"{pattern}.%N"
+def step_output(asked: Iterable[Option], node: str) -> str:
+    """Return where the script's own output goes on a node of such a job.
 
-
-def shim(command: str) -> str:
-    """Return a script `srun` that keeps the job steps a node starts on that node.
-
-    Without it they start on the first node of the allocation, whichever node asks.
+    >>> step_output([Option("output", "%x.%j.out")], "n1")
+    '%x.%j.out.n1'
     """
-    return (
-        "#!/bin/sh\n"
-        "# Made by `tmover submit --headless`: job steps that a node starts are its own.\n"
-        f'exec {command} --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 --overlap "$@"\n'
-    )
+    pattern = last(asked, "output") or "slurm-%j.out"
+    named = re.sub(r"%\d*N", node, pattern)
+    return named if named != pattern or pattern == "/dev/null" else f"{pattern}.{node}"
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -122,11 +122,20 @@ def _of_options(options: Sequence[Option]) -> Iterator[Problem]:
     nodes = last(options, "nodes")
     if nodes is not None and _ONE_NUMBER.fullmatch(nodes) is None:
         yield Problem(f"--nodes={nodes} is no fixed number of nodes: write one, such as --nodes=4")
+    if nodes is None and any(_needs_nodes(option) for option in options):
+        yield Problem("how many nodes the job gets is left to Slurm: say it with --nodes")
     for name, why in _REFUSED.items():
         if last(options, name) is not None:
             yield Problem(f"--{name}: {why}")
     if last(options, "no-kill") == "off":
         yield Problem("--no-kill=off has Slurm end the job when a node fails: leave it out")
+
+
+def _needs_nodes(option: Option) -> bool:
+    """Return whether Slurm may choose a number of nodes because of the option."""
+    if option.name == "ntasks":
+        return option.value != "1"
+    return option.name in ("gpus", "nodelist", "nodefile")
 
 
 _REFUSED = {
@@ -176,7 +185,7 @@ def _of_step(step: Step, options: Sequence[Option], known: dict[str, str]) -> It
         )
     if any(_is_fixed(option) for option in given):
         yield "a fixed number or list of nodes or tasks does not fit a standby: leave it out"
-    elif _tasks_per_node(options, given) > 1:
+    if _tasks_per_node(options, given) > 1:
         yield (
             "several tasks would run on a node, and `tmover run` starts all workers of a node: add "
             + " ".join(_ONE_TASK)
@@ -191,10 +200,14 @@ def _is_fixed(option: Option) -> bool:
 
 
 def _tasks_per_node(options: Sequence[Option], given: Sequence[Option]) -> int:
-    """Return how many tasks of the step a node gets, 1 if that cannot be told."""
-    if last(given, "ntasks-per-node") is None and last(given, "ntasks") is not None:
+    """Return how many tasks of the step a node gets, 1 if that cannot be told.
+
+    The job's number of tasks goes before `--ntasks-per-node` of the step, but not `--ntasks`.
+    """
+    if last(given, "ntasks") is not None:
         return 1  # `_is_fixed` looks at it
-    return tasks_per_node([*options, *given])
+    of_job = tasks_per_node(options)
+    return of_job if of_job > 1 else tasks_per_node(given)
 
 
 def _step(command: shell.Command) -> Step | None:
