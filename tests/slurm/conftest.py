@@ -11,8 +11,6 @@ import pytest
 from support import lab as labs
 from support.lab import Lab
 
-pytestmark = pytest.mark.slurm
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the lab."""
@@ -36,6 +34,13 @@ def lab() -> Iterator[Lab]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def machines(lab: Lab) -> Lab:
+    """The lab, for tests that lose nodes or look into them."""
+    lab.require_machines()
+    return lab
 
 
 @pytest.fixture(scope="session")
