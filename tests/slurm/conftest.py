@@ -16,8 +16,6 @@ from support.slurmjobs import KIND, ROOT, Cluster
 from support.training import Outcome, judge, read_trace
 from tmover import wire
 
-pytestmark = pytest.mark.slurm
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the lab."""
@@ -41,6 +39,13 @@ def lab() -> Iterator[Lab]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def machines(lab: Lab) -> Lab:
+    """The lab, for tests that lose nodes or look into them."""
+    lab.require_machines()
+    return lab
 
 
 @pytest.fixture(scope="session")
