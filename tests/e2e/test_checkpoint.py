@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from e2e.conftest import Twin
+from e2e.test_scripts import ASKS, LOOP, NOTHING
 from support.training import Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
 from tmover.process import send_signal
@@ -121,3 +122,30 @@ def test_a_standby_that_is_signalled_before_it_joins_asks_for_one_then(
 
     assert saved(saves) == {9: RANKS}
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
+
+
+def test_signals_that_come_late_on_some_ranks_are_no_other_request(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOP.format_map({**NOTHING, "between": ASKS}))
+    training = Training(cluster, Kind(nodes=2), standby=0, script=script)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 0
+    assert (training.log().count("saved 3"), training.log().count("saved")) == (2, 2)
+
+
+def test_a_request_in_the_last_step_is_not_lost_in_silence(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "train.py"
+    last = "\n    if step.committed and step.index == 5: os.kill(os.getpid(), signal.SIGUSR1)"
+    script.write_text(LOOP.format_map({**NOTHING, "between": last}))
+    training = Training(cluster, Kind(nodes=2), standby=0, script=script)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 0
+    assert training.log().count("a checkpoint was asked for in the last steps") == 2

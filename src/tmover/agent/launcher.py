@@ -88,7 +88,7 @@ class TorchrunLauncher:
     def launch(self, env: Mapping[str, str]) -> Launch:
         """Start torchrun in a process group of its own: a Ctrl-C goes to the agent alone.
 
-        What it is spared stays blocked in the workers, until they handle it.
+        What it is spared stays blocked in its workers, until they handle it.
         """
         argv = [*python_argv("tmover.agent.torchrun"), *self._command.torchrun_argv()]
         environment = {**os.environ, **env, PARENT: str(os.getpid())}

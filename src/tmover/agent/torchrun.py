@@ -7,17 +7,16 @@ file in memory that no other user can open, and nothing listens.
 With `--count KIND` it prints how many workers `--nproc-per-node KIND` means on this node instead:
 the agent must know that, and imports no torch.
 
-Torchrun, and each worker until it handles them, has SIGUSR1 and SIGUSR2 blocked: Slurm sends them
-to all processes of a job, and torchrun would die of them.
+The agent starts it with SIGUSR1 and SIGUSR2 blocked, which Slurm sends to all processes of a job:
+torchrun would die of them. Its workers inherit that, until they handle both.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
-from tmover.process import SPARED, die_with_parent
+from tmover.process import die_with_parent
 
 PARENT = "TMOVER_PARENT_PID"
 """Names the process that must be the parent of the one that reads it."""
@@ -25,7 +24,6 @@ PARENT = "TMOVER_PARENT_PID"
 
 def main(argv: list[str] | None = None) -> None:
     """Run torchrun with `argv`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)  # the agent does that; a person does not
     argv = sys.argv[1:] if argv is None else argv
     parent = os.environ.get(PARENT)
     die_with_parent(None if parent is None else int(parent))

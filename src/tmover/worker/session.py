@@ -89,7 +89,7 @@ class Step:
         self._engine = engine
 
     def __enter__(self) -> Step:
-        self.committed = self.checkpoint_requested = False
+        self.committed = False
         self._engine.open(self)
         return self
 
