@@ -1,4 +1,4 @@
-"""Nodes of a job on Slurm that are lost in every way there is: training goes on, to the same bits."""
+"""Nodes of a job on Slurm, lost in every way there is: training goes on, to the same bits."""
 
 from __future__ import annotations
 

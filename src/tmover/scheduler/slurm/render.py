@@ -107,6 +107,18 @@ def step_output(asked: Iterable[Option], node: str) -> str:
     return named if named != pattern or pattern == "/dev/null" else f"{pattern}.{node}"
 
 
+def shim(command: str) -> str:
+    """Return a script `srun` that keeps the job steps a node starts on that node.
+
+    Without it they start on the first node of the allocation, whichever node asks.
+    """
+    return (
+        "#!/bin/sh\n"
+        "# Made by `tmover submit --headless`: job steps that a node starts are its own.\n"
+        f'exec {command} --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 --overlap "$@"\n'
+    )
+
+
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a job is submitted with, of the environment `tmover submit` runs in."""
     return {name: value for name, value in scrubbed(environ).items() if name not in _PER_JOB}
