@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.lab import Lab
-from support.slurmjobs import KIND, Cluster, Job
+from support.slurmjobs import HELD, KIND, Cluster, Job
 from support.training import Outcome, assert_as_if_undisturbed
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,11 +60,14 @@ def test_the_batch_host_can_be_left_and_stays_allocated(
 def test_a_used_standby_is_ordered_anew_on_another_node(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:
+    cluster.hold_at(HELD, 40)
     job = cluster.submit()
     first = job.until_held().standbys[0].node
     leaver = job.node(1)
 
     lab.power_off(leaver)
+    job.until_lost(leaver)
+    job.go_on()
     status = job.until(
         lambda status: (
             status.phase == "training"
@@ -72,7 +75,7 @@ def test_a_used_standby_is_ordered_anew_on_another_node(
         ),
         "another standby",
     )
-    job.go_on()
+    job.go_on(40)
 
     assert {s.node for s in status.standbys}.isdisjoint({leaver, *(s.node for s in status.slots)})
     assert_as_if_undisturbed(job.finish(), undisturbed, KIND)

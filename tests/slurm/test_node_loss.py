@@ -7,14 +7,10 @@ import time
 import pytest
 
 from support.lab import Lab
-from support.slurmjobs import KIND, Cluster, Job
+from support.slurmjobs import KIND, Cluster
 from support.training import Outcome, assert_as_if_undisturbed
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def is_lost(job: Job, node: str) -> bool:
-    return any(f" {node} is lost: " in note for note in job.status().notes)
 
 
 def test_a_node_without_power_is_replaced_long_before_slurm_misses_it(
@@ -27,13 +23,12 @@ def test_a_node_without_power_is_replaced_long_before_slurm_misses_it(
 
     lab.power_off(leaver)
     off_at = time.monotonic()
-    job.until(lambda _: is_lost(job, leaver), f"the loss of {leaver}")
+    job.until_lost(leaver)
     ours_s = time.monotonic() - off_at
-    job.until(lambda status: status.phase == "training", "training again")
-    lab.wait(lambda: "down" in lab.states()[leaver], 60, f"Slurm's word on {leaver}")
-    slurms_s = time.monotonic() - off_at
     job.go_on()
     outcome = job.finish()
+    lab.wait(lambda: "down" in lab.states()[leaver], 60, f"Slurm's word on {leaver}")
+    slurms_s = time.monotonic() - off_at
 
     print(f"{leaver} was missed after {ours_s:.1f} s, by Slurm after {slurms_s:.1f} s")
     assert ours_s < slurms_s
@@ -62,13 +57,16 @@ def test_a_node_that_was_cut_off_is_refused_when_it_comes_back(
     leaver = job.node(1)
 
     lab.cut(leaver)
-    job.until(lambda status: is_lost(job, leaver) and status.phase == "training", "a recovery")
+    job.until_lost(leaver)
     assert lab.strays(leaver), "what runs on a node that is cut off goes on"
+    job.go_on()
+    job.until(lambda status: status.epoch == 2, "a recovery")
     lab.heal(leaver)
     lab.wait(lambda: not lab.strays(leaver), 60, f"nothing of the job on {leaver}")
-    job.go_on()
+    outcome = job.finish()
 
-    assert_as_if_undisturbed(job.finish(), undisturbed, KIND)
+    assert leaver not in {slot.node for slot in outcome.status.slots}
+    assert_as_if_undisturbed(outcome, undisturbed, KIND)
 
 
 def test_a_node_that_hangs_is_lost_and_cleaned_when_it_goes_on(
@@ -80,10 +78,11 @@ def test_a_node_that_hangs_is_lost_and_cleaned_when_it_goes_on(
     leaver = job.node(3)
 
     lab.hang(leaver)
-    job.until(lambda status: is_lost(job, leaver) and status.phase == "training", "a recovery")
+    job.until_lost(leaver)
+    job.go_on()
+    job.until(lambda status: status.epoch == 2, "a recovery")
     lab.thaw(leaver)
     lab.wait(lambda: not lab.strays(leaver), 60, f"nothing of the job on {leaver}")
-    job.go_on()
 
     assert_as_if_undisturbed(job.finish(), undisturbed, KIND)
 

@@ -34,7 +34,6 @@ class Cluster:
         self.home = lab.scratch / (user or "work")
         self.state = self.home / "state"
         self.trace = self.home / "trace"
-        self.gate = self.home / "gate"
         for directory in (self.home, self.state):
             directory.mkdir(mode=0o700)
         (self.home / "examples").symlink_to(ROOT / "examples")
@@ -45,8 +44,18 @@ class Cluster:
             "TMOVER_SLURM_POLL_S": "1",
             "TMOVER_SLURM_END_S": "10",
             "OMP_NUM_THREADS": "1",
-            "TMOVER_INJECT": f"hold:rank=0,step={HELD},point=after_body,until={self.gate}",
         }
+        self.hold_at(HELD)
+
+    def hold_at(self, *steps: int) -> None:
+        """Have rank 0 hold after each of these steps, in jobs submitted from now on."""
+        self.env["TMOVER_INJECT"] = ";".join(
+            f"hold:rank=0,step={step},point=after_body,until={self.gate(step)}" for step in steps
+        )
+
+    def gate(self, step: int) -> pathlib.Path:
+        """Return the file that ends a hold."""
+        return self.home / f"gate{step}"
 
     def tmover(
         self, *argv: str, check: bool = True, timeout_s: float = 60.0
@@ -159,13 +168,20 @@ class Job:
     def _is_warm(status: wire.JobStatus) -> bool:
         return any(standby.state == "warm" for standby in status.standbys)
 
-    def go_on(self) -> None:
-        """Let rank 0 go on."""
-        self.cluster.gate.touch()
+    def go_on(self, step: int = HELD) -> None:
+        """Let rank 0 go on from where it holds."""
+        self.cluster.gate(step).touch()
 
     def until_armed(self) -> None:
         """Wait until a planned move has only to be gone through."""
         self.until(lambda status: status.phase == "armed", "all are prepared for the move")
+
+    def until_lost(self, node: str) -> None:
+        """Wait until a node is given up."""
+        self.until(
+            lambda status: any(f" {node} is lost: " in note for note in status.notes),
+            f"the loss of {node}",
+        )
 
     def node(self, slot: int) -> str:
         """Return the node that holds a slot now."""
