@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support import lab as labs
 from support.lab import Lab
+from support.place import can_isolate, claim, missing
 from support.slurmjobs import KIND, ROOT, Cluster
 from support.training import Outcome, judge, read_trace
 from tmover import wire
@@ -27,13 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """A cluster of six nodes. Nodes are machines to each other if this is root."""
-    if absent := labs.missing():
+    if absent := missing():
         reason = f"{', '.join(absent)} not installed: `make slurm` as root"
         pytest.skip(reason) if os.geteuid() else pytest.fail(reason)
-    why_not = labs.can_isolate()
+    why_not = can_isolate()
     if why_not:
         sys.stderr.write(f"the lab's nodes share this machine ({why_not}): none will be lost\n")
-    made = Lab(labs.claim(), isolated=not why_not)
+    made = Lab(claim(), isolated=not why_not)
     try:
         made.start()
         yield made

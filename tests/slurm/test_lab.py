@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import tmover
 from support.lab import Lab
 
 
@@ -36,6 +37,15 @@ def test_jobs_run_as_another_user(lab: Lab, alice: str) -> None:
     shown = lab.run("srun", "-N1", "sh", "-c", "id -un; echo $HOME", user=alice).stdout
 
     assert shown.split() == [alice, str(lab.directory / "home")]
+
+
+def test_jobs_of_another_user_run_this_tmover_and_torch(lab: Lab, alice: str) -> None:
+    code = "import ssl, torch, tmover; print(tmover.__version__, torch.__version__)"
+    version = lab.run("srun", "-N1", "tmover", "--version", user=alice).stdout
+    shown = lab.run("srun", "-N1", "python", "-c", code, user=alice).stdout
+
+    assert shown.split()[0] == tmover.__version__
+    assert tmover.__version__ in version
 
 
 def test_a_node_that_is_switched_off_takes_its_processes_along(machines: Lab) -> None:

@@ -7,29 +7,28 @@ share this machine, and what takes a node away is skipped.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import pwd
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import pytest
 
+from support.place import MARK, Place, script, system, take_down
+from support.sharing import share
 from tmover.process import ProcessId, descendants, marked
 
 T = TypeVar("T")
 
-SCRIPTS = pathlib.Path(__file__).parents[2] / "slurm" / "lab"
-_TOOLS = ("slurmctld", "slurmd", "scontrol", "munged")
-_MARK = "SLURM_LAB_DIR"
 _RESET_S = 60.0
 _GRACE_S = 4.0
 """How long processes of cancelled jobs may take to end (KillWait is 3 s)."""
+_END_S = 1.0
+"""How long slurmstepd may take to end when Slurm knows no job any more."""
 _running: set[pathlib.Path] = set()
 
 
@@ -42,14 +41,6 @@ class Job(NamedTuple):
     name: str
 
 
-class Place(NamedTuple):
-    """What one lab has for itself: a number, the directory and the lock that go with it."""
-
-    number: int
-    directory: pathlib.Path
-    lock: int
-
-
 class Lab:
     """One running cluster of six nodes: node1 to node6, the last two also in partition standby."""
 
@@ -57,6 +48,8 @@ class Lab:
         self.directory = place.directory
         self.scratch = place.directory / "scratch"
         """Where commands run, and so where the output of jobs goes. Anyone can write there."""
+        self.bin = place.directory / "bin"
+        """Has `tmover` and `python`, and stands first in PATH. `add_user` makes them anyone's."""
         self.nodes = tuple(f"node{k}" for k in range(1, size + 1))
         self.isolated = isolated
         """Whether nodes are machines to each other."""
@@ -76,7 +69,7 @@ class Lab:
     def env(self) -> dict[str, str]:
         """Return the environment in which Slurm's commands speak to this cluster."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
-        path = os.pathsep.join([kept.get("PATH", ""), "/usr/sbin", "/sbin"])
+        path = os.pathsep.join([str(self.bin), kept.get("PATH", ""), "/usr/sbin", "/sbin"])
         return kept | {"SLURM_CONF": str(self.conf), "PATH": path, "LC_ALL": "C.UTF-8"}
 
     def run(
@@ -229,6 +222,7 @@ class Lab:
         )
         self.scratch.mkdir()
         self.scratch.chmod(0o1777)
+        share(self.directory, everyone=False)
         self._conf = self.conf.read_text()
 
     def add_user(self) -> str:
@@ -236,11 +230,10 @@ class Lab:
         if os.geteuid() != 0:
             pytest.skip("only root can run jobs as another user")
         home = self.directory / "home"
-        _system(
-            "useradd", "--no-create-home", "--home-dir", str(home), "-s", "/bin/bash", self.user
-        )
+        system("useradd", "--no-create-home", "--home-dir", str(home), "-s", "/bin/bash", self.user)
         home.mkdir(mode=0o755)
         shutil.chown(home, self.user, self.user)
+        share(self.directory, everyone=True)
         return self.user
 
     def reset(self) -> None:
@@ -255,8 +248,8 @@ class Lab:
         while not self._is_pristine():
             late = time.monotonic() - started
             assert late < _RESET_S, f"not clean: {self.squeue()}, {self.states()}"
-            ended = late > _GRACE_S or not self.squeue()  # what runs now was left by a job
-            if self.isolated and not cycled and (ended or self._off()):
+            is_left = late > (_GRACE_S if self.squeue() else _END_S)
+            if self.isolated and not cycled and (is_left or self._off()):
                 self._cycle()
                 cycled = True
             self._resume_all()
@@ -266,7 +259,7 @@ class Lab:
 
     def close(self) -> None:
         """Stop everything and remove it."""
-        _take_down(self._place)
+        take_down(self._place)
         _running.discard(self.directory)
 
     def _cancel_everything(self) -> None:
@@ -330,91 +323,13 @@ class Lab:
         return self._script("netns.sh", *argv)
 
     def _script(self, name: str, *argv: str) -> str:
-        return _script(self._place, name, *argv)
-
-
-def can_isolate() -> str:
-    """Return why nodes cannot be machines to each other here, "" if they can."""
-    if os.geteuid() != 0:
-        return "not root"
-    probe = ["ip", "link", "add", "tmprobe", "type", "bridge"]
-    try:
-        made = subprocess.run(probe, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "no `ip`: apt-get install iproute2"
-    if made.returncode == 0 or "exists" in made.stderr:
-        subprocess.run(["ip", "link", "del", "tmprobe"], capture_output=True, check=False)
-        return ""
-    return f"no bridges: {made.stderr.strip()}"
-
-
-def missing() -> list[str]:
-    """Return which of Slurm's programs are not installed."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    return [tool for tool in _TOOLS if shutil.which(tool, path=path) is None]
-
-
-def claim() -> Place:
-    """Take a number that no other run has; clear away what killed runs have left."""
-    base = pathlib.Path(tempfile.gettempdir())
-    free: Place | None = None
-    for offset in range(100):
-        number = (os.getpid() + offset) % 100
-        directory = base / f"tmover-lab-{os.getuid()}-{number}"
-        if free is not None and not directory.exists():
-            continue
-        lock = _lock(base / f"{directory.name}.lock")
-        if lock is None:
-            continue
-        place = Place(number, directory, lock)
-        if directory.exists():
-            _take_down(place)
-        if free is None and not pathlib.Path(f"/sys/class/net/tmbr{number}").exists():
-            free = place
-        else:
-            os.close(lock)
-    assert free is not None, "all 100 subnets for labs are taken"
-    return free
+        return script(self._place, name, *argv)
 
 
 def daemons() -> set[ProcessId]:
     """Return the processes of running labs, and all below them: they outlive a test."""
-    roots = [p.pid for place in _running for p in marked(_MARK, str(place))]
+    roots = [p.pid for place in _running for p in marked(MARK, str(place))]
     return descendants(*roots) if roots else set()
-
-
-def _lock(path: pathlib.Path) -> int | None:
-    """Return a descriptor that holds the lock at `path`, None if somebody else does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _take_down(place: Place) -> None:
-    """Stop a lab, whichever kind it is and whoever started it."""
-    isolated = (place.directory / "etc" / "hosts").exists()
-    _script(place, *(("netns.sh", "down") if isolated else ("down.sh", "-r")))
-    shutil.rmtree(place.directory, ignore_errors=True)
-    with contextlib.suppress(KeyError):
-        pwd.getpwnam(f"tmlab{place.number}")
-        _system("userdel", f"tmlab{place.number}")
-
-
-def _script(place: Place, name: str, *argv: str) -> str:
-    env = os.environ | {_MARK: str(place.directory), "SLURM_LAB_ID": str(place.number)}
-    return _system(str(SCRIPTS / name), *argv, env=env)
-
-
-def _system(*argv: str, env: Mapping[str, str] | None = None) -> str:
-    ended = subprocess.run(
-        argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, f"{argv}: {ended.stderr or ended.stdout}"
-    return ended.stdout
 
 
 def _command_line(pid: int) -> str:
