@@ -5,7 +5,8 @@
     tmover run --nproc-per-node 4 examples/train_gpt.py   the same, and ranks can move
 
 All that tmover adds to an ordinary script is `init`, `track` and the two lines of the loop.
-Whatever happens to a node meanwhile, the weights at the end are bit for bit the same.
+Whatever happens to a node meanwhile, the weights at the end are bit for bit the same. With
+`--checkpoint FILE` the state is saved when Slurm says that the time limit is near.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import math
 import pathlib
 import sysconfig
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +90,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checkpoint", type=pathlib.Path, help="saved to when one is asked for")
     return parser
 
 
@@ -109,6 +112,13 @@ def backward(model: DistributedDataParallel, batch: list[Tensor], parts: int) ->
     return total
 
 
+def save(path: pathlib.Path, step: int, parts: dict[str, Any]) -> None:
+    """Write a checkpoint beside the last one, then put it in its place."""
+    new = path.with_name(f".{path.name}.new")
+    torch.save({"step": step, **{name: part.state_dict() for name, part in parts.items()}}, new)
+    new.replace(path)
+
+
 def main() -> None:
     args = arguments().parse_args()
     session = tmover.init()
@@ -117,7 +127,8 @@ def main() -> None:
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: share_of_lr(k, args.steps))
-    session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    session.track(**parts)
 
     data = Source()
     sampler = DistributedSampler(data, seed=args.seed, drop_last=True)
@@ -133,6 +144,8 @@ def main() -> None:
             optimizer.zero_grad()
         if step.committed and session.rank == 0 and step.index % 20 == 0:
             print(f"step {step.index:4}  loss {loss:.3f}", flush=True)
+        if step.committed and step.checkpoint_requested and session.rank == 0 and args.checkpoint:
+            save(args.checkpoint, step.index, parts)  # `#SBATCH --signal=USR1@120` asks for it
 
 
 if __name__ == "__main__":

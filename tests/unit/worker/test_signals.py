@@ -64,10 +64,9 @@ signal.signal(signal.SIGUSR1, lambda *_: print("the script's own"))
 READS = """
 import ctypes, os, threading
 near, far = os.pipe()
-def disturb():
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.write(far, b"x")
-threading.Timer(0.2, disturb).start()
+main = threading.main_thread().ident
+threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+threading.Timer(0.6, os.write, (far, b"x")).start()
 print(ctypes.CDLL(None).read(near, ctypes.create_string_buffer(1), 1))
 """
 TELLS = "print(requests.take(), signals.listen().take())"
@@ -165,7 +164,10 @@ def test_a_handler_of_the_scripts_own_is_the_one_that_is_called(order: str) -> N
 
 
 def test_a_thread_that_listens_first_does_no_harm() -> None:
-    first = "import threading; from tmover.worker import signals\n"
-    first += "t = threading.Thread(target=signals.listen); t.start(); t.join()"
+    first = (
+        "import threading; from tmover.worker import signals\n"
+        "t = threading.Thread(target=lambda: print(signals.listen().take()))\n"
+        "t.start(); t.join()"
+    )
 
-    assert run("-c", first + LISTENS + TELLS) == ["False False"]
+    assert run("-c", first + LISTENS + TELLS) == ["False", "False False"]
