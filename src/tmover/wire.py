@@ -127,6 +127,15 @@ class MoveRequest(Request, frozen=True, kw_only=True):
     node: str
     reason: str
     job: str | None = None
+    more: tuple[str, ...] = ()
+    """Nodes to be left in the same move, as far as there are standbys for them, in this order."""
+
+
+class ReadyRequest(Request, frozen=True, kw_only=True):
+    """The node may be used again: it was repaired, or its drain was undone."""
+
+    node: str
+    job: str | None = None
 
 
 class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +261,7 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
     text: str
 
 
-AnyRequest = Union[StatusRequest, MoveRequest, SubmitRequest, CancelRequest]
+AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 ToController = Union[FromAgent, Heartbeat, AnyRequest]
 FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]

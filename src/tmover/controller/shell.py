@@ -209,7 +209,7 @@ class Controller:
             event = requests.submitted(message, self._desk.new_id())
             keys.make_secret(self._state, event.job)
             return self._stamp(event)
-        if isinstance(message, (wire.MoveRequest, wire.CancelRequest)):
+        if isinstance(message, (wire.MoveRequest, wire.ReadyRequest, wire.CancelRequest)):
             name = requests.choose(self._desk.ledgers, message.job)
             return self._stamp(requests.event(self._status(name), message))
         return None

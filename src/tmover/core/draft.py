@@ -112,9 +112,7 @@ class Draft:
         self._drop(name, farewell)
         if agent is not None and self.job.allocated:
             self.do(
-                ReleaseNode(
-                    job=self.job.name, agent=name, node=agent.node, reason=farewell.reason
-                )
+                ReleaseNode(job=self.job.name, agent=name, node=agent.node, reason=farewell.reason)
             )
 
     def lose(self, name: str, reason: str) -> None:
