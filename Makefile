@@ -1,10 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help install format lint types unit test test-full check demo docs bench clean
+.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench clean
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 JOBS := tests/e2e tests/integration/local tests/integration/demo
+APART := $(JOBS) tests/slurm
+SLURM := slurmctld slurmd slurm-client munge iproute2
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +23,13 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
+slurm: ## Install the Slurm that the tests start, if it is missing (as root)
+	@PATH=$$PATH:/usr/sbin:/sbin; for tool in slurmctld slurmd scontrol munged ip; do \
+	  command -v $$tool >/dev/null || missing="$$missing $$tool"; done; [ -z "$$missing" ] || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM); } || \
+	  { echo "error:$$missing not found; as root: apt-get install --no-install-recommends $(SLURM)" >&2; exit 2; }
+
 format: install ## Rewrite the code to style
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
@@ -36,12 +45,16 @@ types: install ## Check types
 unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
-test: install ## Run every test that fits in eight minutes on two cores
+test: install slurm ## Run every test that fits in eighteen minutes on two cores
 	@$(PYTEST) $(JOBS) -m 'not full' > .jobs.log 2>&1 & jobs=$$!; \
-	  $(PYTEST) tests $(JOBS:%=--ignore %) -m 'not full'; rest=$$?; \
-	  wait $$jobs; jobs=$$?; cat .jobs.log; rm -f .jobs.log; exit $$((rest | jobs))
+	  $(PYTEST) tests $(APART:%=--ignore %) -m 'not full'; rest=$$?; \
+	  wait $$jobs; jobs=$$?; cat .jobs.log; rm -f .jobs.log; \
+	  $(PYTEST) tests/slurm -m 'not full'; exit $$((rest | jobs | $$?))
 
-test-full: install ## Run all tests
+test-slurm: install slurm ## Run the tests on a real Slurm, which they start and stop
+	$(PYTEST) tests/slurm -m 'not full'
+
+test-full: install slurm ## Run all tests
 	$(PYTEST) tests
 
 check: lint types unit ## Everything but the long tests

@@ -16,6 +16,7 @@ from multiprocessing import resource_tracker
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import lab
 from support.forkserver import ForkServer
 from tmover.cluster import LocalCluster
 from tmover.config import Config, load
@@ -92,8 +93,9 @@ def no_leaks(
 
 
 def _processes() -> set[ProcessId]:
-    """Return what runs below this process."""
-    return descendants(os.getpid()) - {me for me in [identify(os.getpid())] if me}
+    """Return what runs below this process. The lab looks after its nodes itself."""
+    me = {me for me in [identify(os.getpid())] if me}
+    return descendants(os.getpid()) - me - lab.daemons()
 
 
 def _processes_left(before: set[ProcessId]) -> list[str]:
