@@ -3,6 +3,10 @@
 TmoverError                     shown to the user as one line, with `exit_code`
 ├── ConfigError                 the user's file, flag or script is wrong; names what to change
 ├── SchedulerError              Slurm or the local scheduler did not do what was asked
+│   ├── SlurmUnreachable        slurmctld did not answer: nothing is known, asking again can help
+│   ├── SlurmDenied             the user has no right to it
+│   └── SlurmRefused            slurmctld said no; asking again will not help
+│       └── ResizeRefused       it said no to giving nodes of a job back
 ├── ControllerUnavailable       no controller answers; asking again later can help
 ├── Refused                     the controller said no, and why
 ├── ProtocolError               a peer sent what this version cannot read
@@ -34,6 +38,26 @@ class SchedulerError(TmoverError):
     """The scheduler did not do what was asked."""
 
     exit_code = 3
+
+
+class SlurmUnreachable(SchedulerError):
+    """Slurm did not answer: whether the job or node is there, or the order was obeyed, is open."""
+
+
+class SlurmDenied(SchedulerError):
+    """Slurm lets somebody else do that, not this user."""
+
+
+class SlurmRefused(SchedulerError):
+    """Slurm did not do what was asked, and said why."""
+
+
+class ResizeRefused(SlurmRefused):
+    """Slurm keeps nodes in a job that were to be given back; `is_final` for as long as it runs."""
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 class ControllerUnavailable(TmoverError):

@@ -249,7 +249,8 @@ class Lab:
         while not self._is_pristine():
             late = time.monotonic() - started
             assert late < _RESET_S, f"not clean: {self.squeue()}, {self.states()}"
-            if self.isolated and not cycled and (late > _GRACE_S or self._off()):
+            ended = late > _GRACE_S or not self.squeue()  # what runs now was left by a job
+            if self.isolated and not cycled and (ended or self._off()):
                 self._cycle()
                 cycled = True
             self._resume_all()

@@ -23,7 +23,10 @@ class NodeState(str, enum.Enum):
     DRAINING = "draining"
     """It is to be left, and a job still runs on it: the window of a planned move."""
     DRAINED = "drained"
+    FAILING = "failing"
+    """It is to be left at once; what runs on it may go on."""
     DOWN = "down"
+    """Nothing runs on it any more."""
     UNKNOWN = "unknown"
 
     @property

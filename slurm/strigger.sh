@@ -1,0 +1,20 @@
+#!/bin/sh
+# Program of strigger: tells tmover at once of nodes that went down or were drained; otherwise it sees them at its next poll.
+# Install where slurmctld runs: install -m 755 -D -t /usr/local/lib/tmover slurm/strigger.sh
+# As SlurmUser: for event in down drained; do strigger --set --node --$event --flags=PERM --program=/usr/local/lib/tmover/strigger.sh; done
+#
+# Slurm calls it as SlurmUser with the nodes as its argument. /etc/tmover/hooks.conf, read by a shell, may set
+#   TMOVER=/opt/tmover/bin/tmover    TMOVER_STATE=/var/lib/tmover    where tmover and its controller's state are
+set -u
+CONF=${TMOVER_HOOKS_CONF:-/etc/tmover/hooks.conf}
+TMOVER=tmover
+# shellcheck source=/dev/null
+if [ -r "$CONF" ]; then . "$CONF"; fi
+if [ -n "${TMOVER_STATE:-}" ]; then export TMOVER_STATE; fi
+if [ -n "${SLURM_CONF:-}" ]; then export SLURM_CONF; fi
+
+failed=0
+for node in $(scontrol show hostnames "$(echo "$*" | tr ' ' ',')"); do
+  "$TMOVER" maintenance run --node "$node" || failed=1
+done
+exit "$failed"

@@ -1,0 +1,157 @@
+"""Runs one of Slurm's commands: with a deadline, in plain English, as whoever it is for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import pwd
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tmover.errors import SchedulerError
+
+PINNED = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+"""What makes the output of a command the same for everybody; times are seconds since 1970."""
+
+_OVERRIDES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
+"""Variables that change what commands do; a job's own lead astray whoever asks about others."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to run."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] | None = None
+    """All of its environment; None for this process's, without what is Slurm's or a user's."""
+    cwd: str | None = None
+    stdin: str = ""
+    user: str | None = None
+    """Who it runs as, None for this process's user. Only root can name another."""
+    timeout_s: float = 30.0
+
+    def __str__(self) -> str:
+        """Return the line to paste into a shell."""
+        return shlex.join(self.argv)
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended."""
+
+    code: int
+    out: str = ""
+    err: str = ""
+    timed_out: bool = False
+    """It was killed at its deadline; it may have done its work before that."""
+
+
+Run = Callable[[Command], Completed]
+
+
+def run_command(command: Command) -> Completed:
+    """Run a command; what is no UTF-8 in its output is replaced.
+
+    Raises `SchedulerError` if it cannot be started.
+    """
+    identity = _identity(command.user)
+    try:
+        process = subprocess.Popen(
+            command.argv,
+            env=_environment(command, os.environ, identity),
+            cwd=command.cwd or ("/" if identity else None),
+            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+            **_become(identity),
+        )
+    except OSError as error:
+        what = "is it installed, and on the PATH?" if isinstance(error, FileNotFoundError) else ""
+        reason = (error.strerror or str(error)).lower()
+        msg = f"cannot run {command.argv[0]}: {error.filename or ''} {reason}; {what}".rstrip("; ")
+        raise SchedulerError(msg) from error
+    with process:
+        return _finish(process, command)
+
+
+def _finish(process: subprocess.Popen[str], command: Command) -> Completed:
+    """Wait for the end; at the deadline, end the command and everything it started."""
+    try:
+        out, err = process.communicate(command.stdin or None, timeout=command.timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return Completed(code=process.wait(), timed_out=True)
+    except BaseException:
+        _kill(process)
+        raise
+    return Completed(code=process.returncode, out=out, err=err)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what an enclosing job or a user's taste put in for Slurm.
+
+    Which cluster it is (SLURM_CONF) stays, and so do a user's defaults for new jobs (SBATCH_*).
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF" or not name.startswith(_OVERRIDES)
+    }
+
+
+def _identity(user: str | None) -> pwd.struct_passwd | None:
+    """Return whom to become, None if that is who this process is. Raises `SchedulerError`."""
+    if user is None:
+        return None
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        msg = f"there is no user {user} on this machine"
+        raise SchedulerError(msg) from None
+    if found.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        msg = f"only root can run commands as {user}; start the controller as {user}, or as root"
+        raise SchedulerError(msg)
+    return found
+
+
+def _become(identity: pwd.struct_passwd | None) -> dict[str, Any]:
+    if identity is None:
+        return {}
+    groups = os.getgrouplist(identity.pw_name, identity.pw_gid)
+    return {"user": identity.pw_uid, "group": identity.pw_gid, "extra_groups": groups}
+
+
+def _environment(
+    command: Command, environ: Mapping[str, str], identity: pwd.struct_passwd | None
+) -> dict[str, str]:
+    """Return the environment; another user gets nothing of this process's but PATH and cluster."""
+    if command.env is not None:
+        env = dict(command.env)
+    elif identity is None:
+        env = scrubbed(environ) | PINNED
+    else:
+        env = dict(PINNED)
+    if "SLURM_CONF" in environ:
+        env.setdefault("SLURM_CONF", environ["SLURM_CONF"])
+    env.setdefault("PATH", environ.get("PATH", _PATH))
+    if identity is not None:
+        home = identity.pw_dir if pathlib.PurePath(identity.pw_dir).is_absolute() else "/"
+        name, shell = identity.pw_name, identity.pw_shell or "/bin/sh"
+        env |= {"HOME": home, "USER": name, "LOGNAME": name, "SHELL": shell}
+    return env
