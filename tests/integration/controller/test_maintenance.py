@@ -34,18 +34,11 @@ def played(cast: Cast, *futures: concurrent.futures.Future[T]) -> list[T]:
     """Let the agents act until the commands have ended; return what they returned."""
 
     def is_over() -> bool:
-        switch(cast)
+        cast.switch()
         return all(future.done() for future in futures)
 
     cast.until(is_over, "the command to end")
     return [future.result() for future in futures]
-
-
-def switch(cast: Cast) -> None:
-    """Let every agent that is armed stand at the boundary after step 7."""
-    for agent in cast.agents:
-        if agent.armed is not None and agent.entered is None:
-            agent.enter(agent.armed, 7, is_joiner=agent.rank.step is None)
 
 
 class Run:

@@ -114,14 +114,19 @@ def test_a_job_nobody_knows_is_one_clear_line(cast: Cast) -> None:
 
 def test_sigterm_ends_it_at_once(own: Cast, waiting: list[Waiting]) -> None:
     job, _ = own.form(1)
+    before = _asked(own)
     waiting.append(Waiting(own, job))
     process = waiting[0].process
-    path = f"/proc/{process.pid}/net/tcp"
-    wait_for(lambda: os.path.exists(path), "the process", str)  # noqa: PTH110
+    wait_for(lambda: _asked(own) > before, "its question", own.controller.why)
 
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def _asked(cast: Cast) -> int:
+    """Return how often anybody has asked how jobs are."""
+    return cast.controller.log.read_text().count("heard StatusRequest")
 
 
 def _over(cast: Cast, job: str) -> bool:
