@@ -26,9 +26,10 @@ FOREIGN = 2
 @click.argument("nodes", type=hostlist, nargs=-1, required=True, metavar="NODE...")
 @state_option
 def command(*, nodes: tuple[tuple[str, ...], ...], state: pathlib.Path | None) -> None:
-    """Resume each NODE in Slurm, if `tmover drain` drained it, and let jobs use it again.
+    """Resume each NODE in Slurm, if tmover drained it, and let jobs use it again.
 
-    NODE may be a hostlist such as node[1-4]. A node that somebody else drained, or that is down,
+    NODE may be a hostlist such as node[1-4]. tmover's drains, those of its health check included,
+    have a reason that begins with `tmover:`. A node that somebody else drained, or that is down,
     stays as it is. Jobs that had left the node, or lost it, may have a standby there again.
 
     Exit codes: 0 all nodes are in service, 2 one was drained by somebody else or is down, 3 Slurm
