@@ -51,10 +51,17 @@ def _pages(group: click.Group) -> Iterator[tuple[str, str]]:
     settings = {**group.context_settings, "terminal_width": 100, "max_content_width": 100}
     parent = click.Context(group, info_name="tmover", **settings)
     yield "tmover", _help(parent)
+    yield from _pages_below(group, parent)
+
+
+def _pages_below(group: click.Group, parent: click.Context) -> Iterator[tuple[str, str]]:
     for name in group.list_commands(parent):
         command = group.get_command(parent, name)
         assert command is not None
-        yield f"tmover {name}", _help(click.Context(command, parent=parent, info_name=name))
+        context = click.Context(command, parent=parent, info_name=name)
+        yield context.command_path, _help(context)
+        if isinstance(command, click.Group):
+            yield from _pages_below(command, context)
 
 
 def _help(context: click.Context) -> str:

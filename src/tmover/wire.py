@@ -127,6 +127,15 @@ class MoveRequest(Request, frozen=True, kw_only=True):
     node: str
     reason: str
     job: str | None = None
+    more: tuple[str, ...] = ()
+    """Nodes to be left in the same move, as far as there are standbys for them, in this order."""
+
+
+class ReadyRequest(Request, frozen=True, kw_only=True):
+    """The node may be used again: it was repaired, or its drain was undone."""
+
+    node: str
+    job: str | None = None
 
 
 class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +267,7 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
     """Whether the job is unknown here: it may only be that nobody has told of it yet."""
 
 
-AnyRequest = Union[StatusRequest, MoveRequest, SubmitRequest, CancelRequest]
+AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 ToController = Union[FromAgent, Heartbeat, AnyRequest]
 FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]

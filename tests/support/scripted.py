@@ -406,6 +406,12 @@ class Cast:
         if not self.barrier_is_shut:
             self.pass_barriers()
 
+    def switch(self, step: int = 7) -> None:
+        """Let every agent that is armed stand at the boundary after `step`."""
+        for agent in self.agents:
+            if agent.armed is not None and agent.entered is None and not agent.is_dead:
+                agent.enter(agent.armed, step, is_joiner=agent.rank.step is None)
+
     def at_barrier(self) -> list[Agent]:
         return [agent for agent in self.agents if agent.entered is not None and not agent.is_dead]
 

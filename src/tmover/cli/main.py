@@ -17,7 +17,10 @@ from tmover.cli import logs
 from tmover.cli.text import plain
 from tmover.errors import TmoverError
 
-COMMANDS = ("submit", "status", "migrate", "cancel", "demo", "run", "controller")
+COMMANDS = (
+    "submit", "status", "migrate", "cancel", "wait", "drain", "undrain", "maintenance", "demo",
+    "run", "controller",
+)  # fmt: skip
 """In the order of `tmover --help`. Each is `command` in `tmover.cli.NAME`, loaded when needed."""
 
 EXIT_CODES = (

@@ -9,7 +9,14 @@ from typing import Union
 from tmover import wire
 from tmover.controller.desk import Ledger
 from tmover.controller.journal import Entry
-from tmover.core.events import Action, CancelRequested, MoveRequested, Note, Submitted
+from tmover.core.events import (
+    Action,
+    CancelRequested,
+    MoveRequested,
+    NodeReady,
+    Note,
+    Submitted,
+)
 from tmover.core.phase import Stage
 from tmover.errors import Refused
 
@@ -71,20 +78,26 @@ def shown(ledgers: Mapping[str, Ledger], request: wire.StatusRequest) -> list[st
 
 
 def event(
-    status: wire.JobStatus, request: Union[wire.MoveRequest, wire.CancelRequest]
-) -> Union[MoveRequested, CancelRequested]:
+    status: wire.JobStatus,
+    request: Union[wire.MoveRequest, wire.ReadyRequest, wire.CancelRequest],
+) -> Union[MoveRequested, NodeReady, CancelRequested]:
     """Return the event that the request is. Raises `Refused` if it makes no sense for the job."""
     if status.code is not None:
         msg = f"job {status.job} has ended: {status.outcome}"
         raise Refused(msg)
     if isinstance(request, wire.CancelRequest):
         return CancelRequested(job=status.job, reason=request.reason)
+    if isinstance(request, wire.ReadyRequest):
+        return NodeReady(job=status.job, node=request.node)
     nodes = [slot.node for slot in status.slots if slot.node]
     nodes += [standby.node for standby in status.standbys]
-    if request.node not in nodes:
-        msg = f"job {status.job} is not on {request.node}; it is on {', '.join(nodes) or 'no node'}"
+    asked = (request.node, *request.more)
+    first, *more = [node for node in dict.fromkeys(asked) if node in nodes] or [""]
+    if not first:
+        named = ", ".join(asked)
+        msg = f"job {status.job} is not on {named}; it is on {', '.join(nodes) or 'no node'}"
         raise Refused(msg)
-    return MoveRequested(job=status.job, node=request.node, reason=request.reason)
+    return MoveRequested(job=status.job, node=first, reason=request.reason, more=tuple(more))
 
 
 def answer(entry: Entry, actions: Sequence[Action] | None) -> wire.AnyReply:
@@ -99,5 +112,7 @@ def _in_short(entry: Entry) -> str:
     if isinstance(entry, Submitted):
         return f"job {entry.job} is looked after"
     if isinstance(entry, MoveRequested):
-        return f"{entry.node} is to be left"
+        return f"{', '.join((entry.node, *entry.more))} is to be left"
+    if isinstance(entry, NodeReady):
+        return f"{entry.node} may be used by job {entry.job}"
     return f"job {entry.job} is to end"

@@ -235,7 +235,7 @@ class Controller:
         if isinstance(message, wire.SubmitRequest):
             event = self._intake.submitted(message)
             return None if isinstance(event, str) else self._stamp(event)
-        if isinstance(message, (wire.MoveRequest, wire.CancelRequest)):
+        if isinstance(message, (wire.MoveRequest, wire.ReadyRequest, wire.CancelRequest)):
             name = requests.choose(self._desk.of(item.user), message.job)
             return self._stamp(requests.event(self._views.of(name), message))
         return None

@@ -240,6 +240,14 @@ class MoveRequested(Event, frozen=True, kw_only=True):
 
     node: str
     reason: str
+    more: tuple[str, ...] = ()
+    """Nodes to be left with it, in this order if there are too few standbys."""
+
+
+class NodeReady(Event, frozen=True, kw_only=True):
+    """The node may be used again: it was repaired, or its drain was undone."""
+
+    node: str
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
@@ -271,8 +279,8 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 
 AnyEvent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
-    Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, CancelRequested, NodeLost,
-    LeaseExpired, DeadlinePassed,
+    Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
+    CancelRequested, NodeLost, LeaseExpired, DeadlinePassed,
 ]  # fmt: skip
 FromAgent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,

@@ -40,6 +40,7 @@ from tmover.core.events import (
     Looping,
     MoveRequested,
     NodeLost,
+    NodeReady,
     Passed,
     Plan,
     Prepare,
@@ -74,6 +75,7 @@ from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
 _NOWHERE = Plan(epoch=0, members=())
+_OUTSIDE = (Submitted, MoveRequested, NodeReady, CancelRequested, NodeLost, LeaseExpired)
 
 
 def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
@@ -92,7 +94,7 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         _hear_farewell(draft, event)
     elif isinstance(event, Launched | Looping | Warm | Exited):
         _hear_of_launch(draft, event)
-    elif isinstance(event, Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired):
+    elif isinstance(event, _OUTSIDE):
         _hear_outside(draft, event)
     else:
         _hear_worker(draft, event)
@@ -150,13 +152,16 @@ def _exit(job: Job, agent: Agent, code: int, reason: str) -> Exit:
 
 
 def _hear_outside(
-    draft: Draft, event: Submitted | MoveRequested | CancelRequested | NodeLost | LeaseExpired
+    draft: Draft,
+    event: Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | LeaseExpired,
 ) -> None:
     match event:
         case Submitted():
             form.submit(draft, event)
         case MoveRequested():
             move.request(draft, event)
+        case NodeReady(node=node):
+            move.welcome_back(draft, node)
         case CancelRequested(reason=reason, code=code):
             draft.end(code, reason)
         case NodeLost(node=node, reason=reason):

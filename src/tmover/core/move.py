@@ -38,15 +38,33 @@ from tmover.core.roster import Request
 
 
 def request(draft: Draft, event: MoveRequested) -> None:
-    """Note that a node is to be left."""
+    """Note which nodes are to be left."""
+    nodes = {agent.node for agent in draft.job.agents.values()}
+    for node in (event.node, *event.more):
+        if node not in nodes:
+            draft.note(f"{node} carries nothing of this job: nothing to move")
+        elif node not in draft.job.requests:
+            draft.note(f"{node} is to be left: {event.reason}")
+            draft.set(requests={**draft.job.requests, node: Request(event.reason)})
+
+
+def welcome_back(draft: Draft, node: str) -> None:
+    """Forget why a node was not to be used. A move that has begun is not called off."""
     job = draft.job
-    if event.node in job.requests:
+    planned = standby.move_of(job)
+    moving = () if planned is None else planned.leavers.values()
+    is_moving = any(job.agents[name].node == node for name in moving if name in job.agents)
+    if is_moving:
+        draft.note(f"{node} is being left: it can be used again after the move, ask then")
         return
-    if event.node not in {agent.node for agent in job.agents.values()}:
-        draft.note(f"{event.node} carries nothing of this job: nothing to move")
+    if node not in {*job.requests, *job.left, *job.fenced}:
         return
-    draft.note(f"{event.node} is to be left: {event.reason}")
-    draft.set(requests={**job.requests, event.node: Request(event.reason)})
+    draft.set(
+        requests={name: asked for name, asked in job.requests.items() if name != node},
+        left={name: at for name, at in job.left.items() if name != node},
+        fenced=job.fenced - {node},
+    )
+    draft.note(f"{node} may be used again")
 
 
 def prepared(draft: Draft, event: Prepared) -> None:
@@ -87,16 +105,26 @@ def begin(draft: Draft) -> None:
     job = draft.job
     if job.finished:
         return
-    leavers = {s: a for s, a in enumerate(job.slots) if job.agents[a].node in job.requests}
+    leavers = {
+        slot: name
+        for node in job.requests  # first asked, first served
+        for slot, name in enumerate(job.slots)
+        if job.agents[name].node == node
+    }
     slots, taken = list(job.slots), set[str]()
     for slot in leavers:
-        fit = [agent for agent in standby.candidates(job, slot) if agent.name not in taken]
+        fit = [
+            agent
+            for agent in standby.candidates(job, slot)
+            if agent.name not in taken and agent.node not in job.requests
+        ]
         if fit:
             slots[slot] = fit[0].name
             taken.add(fit[0].name)
     leavers = {slot: agent for slot, agent in leavers.items() if slots[slot] != agent}
     missing = sum(job.agents[a].node in job.requests for a in slots)
-    draft.order(missing - (len(standby.spare(job)) - len(taken)))
+    staying = [agent for agent in standby.spare(job) if agent.node not in job.requests]
+    draft.order(missing - (len(staying) - len(taken)))
     if leavers:
         _prepare(draft, tuple(slots), leavers)
 

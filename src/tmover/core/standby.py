@@ -59,6 +59,7 @@ def tend(draft: Draft) -> None:
     for agent in [a for a in draft.job.agents.values() if a.name not in taken]:
         if agent.node in draft.job.requests:
             draft.note(f"{agent.node} is to be left: its standby is released")
+            draft.set(left={**draft.job.left, agent.node: draft.at})
             draft.dismiss(agent.name, RELEASED)
         elif agent.has_left:
             part(draft, agent)

@@ -85,6 +85,16 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["submit", "--local", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
         (["submit", "--local", "nope.py"], "there is no script"),
         (["migrate"], "Missing argument 'NODE'"),
+        (["drain", "--reason", "x"], "Missing argument 'NODE...'"),
+        (["drain", "node1"], "Missing option '--reason'"),
+        (["drain", "node[1", "--reason", "x"], "cannot read 'node[1'"),
+        (["drain", "", "--reason", "x"], "no node is named"),
+        (["undrain", "node[2-1]"], "'2-1' is not a range"),
+        (["undrain", "\udcff"], "is not UTF-8"),
+        (["maintenance", "run", "--lead", "soon"], "'soon' is no duration; write for example 90s"),
+        (["maintenance", "run", "--node", "n[x]"], "cannot read 'n[x]'"),
+        (["wait", "--timeout", "1.5h"], "'1.5h' is no duration"),
+        (["maintenance", "bogus"], "No such command 'bogus'. See `tmover maintenance --help`."),
         (["status", "--state", ""], "no directory is named"),
         (["controller", "--state", "/dev/null/x"], "cannot use the directory /dev/null/x"),
         (["submit", "--local", "--state", "/dev/null/x", "train.py"], "cannot use the directory"),
@@ -108,7 +118,10 @@ def test_what_was_typed_wrong_is_one_line_and_exit_code_2(
     assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["status"], ["status", "1"], ["migrate", "n"], ["cancel"]])
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["status", "1"], ["migrate", "n"], ["cancel"], ["wait", "--patience", "0"]],
+)
 def test_without_a_controller_a_command_says_how_to_start_one(command: list[str]) -> None:
     code, output = run(*command)
 

@@ -13,6 +13,7 @@ from tmover.core.events import (
     CancelRequested,
     Joined,
     MoveRequested,
+    NodeReady,
     Note,
     Submitted,
 )
@@ -139,3 +140,26 @@ def test_the_status_of_a_job_that_ended_says_how() -> None:
     found = status.of(ENDED, Presence(5), 0)
 
     assert (found.phase, found.code, found.outcome) == ("ended", 130, "enough")
+
+
+def test_of_several_nodes_those_are_left_that_the_job_is_on() -> None:
+    request = wire.MoveRequest(node="node9", more=("node2", "node1", "node2"), reason="hot")
+
+    found = requests.event(status.of(RUNNING, Presence(5), 0), request)
+
+    assert found == MoveRequested(job="1", node="node2", reason="hot", more=("node1",))
+
+
+def test_a_job_that_is_on_none_of_several_nodes_refuses() -> None:
+    request = wire.MoveRequest(node="node8", more=("node9",), reason="hot")
+
+    with pytest.raises(Refused, match="job 1 is not on node8, node9; it is on node1"):
+        requests.event(status.of(RUNNING, Presence(5), 0), request)
+
+
+def test_a_node_may_be_ready_that_the_job_is_not_on() -> None:
+    request = wire.ReadyRequest(node="node9")
+
+    found = requests.event(status.of(RUNNING, Presence(5), 0), request)
+
+    assert found == NodeReady(job="1", node="node9")

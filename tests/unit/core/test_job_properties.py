@@ -30,6 +30,7 @@ from tmover.core.events import (
     Looping,
     MoveRequested,
     NodeLost,
+    NodeReady,
     Note,
     Order,
     Passed,
@@ -249,6 +250,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes)
     def move_requested(self, node: str) -> None:
         self.feed(MoveRequested(job="j", node=node, reason="x"))
+
+    @rule(node=nodes, more=st.lists(nodes, max_size=3))
+    def several_moves_requested(self, node: str, more: list[str]) -> None:
+        self.feed(MoveRequested(job="j", node=node, reason="x", more=tuple(more)))
+
+    @rule(node=nodes)
+    def node_ready(self, node: str) -> None:
+        self.feed(NodeReady(job="j", node=node))
 
     @rule(node=nodes)
     def node_lost(self, node: str) -> None:

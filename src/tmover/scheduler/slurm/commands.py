@@ -281,7 +281,7 @@ def _job(
 
 def _reservation(line: str) -> Iterator[Reservation]:
     keys = list(_RESERVATION_KEY.finditer(line))
-    ends = [match.start() for match in keys[1:]] + [len(line)]
+    ends = [*(match.start() for match in keys), len(line)][1:]
     found: dict[str, str] = {}
     for match, end in zip(keys, ends, strict=True):
         found.setdefault(match[1], line[match.end() : end].rstrip())

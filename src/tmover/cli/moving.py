@@ -1,0 +1,84 @@
+"""Asking the controller to leave nodes, and following the moves to their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tmover.cli.watch import NOTE, MoveWatch, News
+from tmover.controller.client import Client
+from tmover.errors import Refused
+from tmover.wire import Accepted, JobStatus, MoveRequest, StatusReply, StatusRequest
+
+_POLL_S = 0.2
+Say = Callable[[str, News], object]
+"""Told the job and what is new of it."""
+
+
+def live_jobs(client: Client, request_s: float) -> tuple[JobStatus, ...]:
+    """Return the jobs that have not ended."""
+    answer = client.request(StatusRequest(ended=0), request_s)
+    return answer.jobs if isinstance(answer, StatusReply) else ()
+
+
+def held_nodes(job: JobStatus) -> set[str]:
+    """Return the nodes on which the job has ranks or standbys."""
+    nodes = {slot.node for slot in job.slots} | {standby.node for standby in job.standbys}
+    return nodes - {""}
+
+
+def leave(
+    client: Client, job: str, nodes: Sequence[str], reason: str, request_s: float
+) -> Accepted | None:
+    """Ask that the job leave `nodes`, in this order. None if it is on none of them any more."""
+    request = MoveRequest(job=job, node=nodes[0], more=tuple(nodes[1:]), reason=reason)
+    try:
+        answer = client.request(request, request_s)
+    except Refused:
+        now = [one for one in live_jobs(client, request_s) if one.job == job]
+        if any(held_nodes(one) & set(nodes) for one in now):
+            raise
+        return None
+    return answer if isinstance(answer, Accepted) else None
+
+
+class JobMoves:
+    """Follows the moves of one job off some nodes."""
+
+    def __init__(self, job: str, nodes: Collection[str]) -> None:
+        self.job = job
+        self._nodes = sorted(nodes)
+        self._watches: dict[str, MoveWatch] = {}
+        self.failed: set[str] = set()
+        """Nodes that are not left."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return not self._nodes
+
+    def look(self, status: JobStatus) -> list[News]:
+        """Return what is new, each of the job's notes once."""
+        found: dict[News, None] = {}
+        for node in list(self._nodes):
+            watch = self._watches.setdefault(node, MoveWatch(node, status))
+            found |= dict.fromkeys(watch.look(status))
+            if watch.is_over:
+                self._nodes.remove(node)
+                self.failed |= set() if watch.is_done else {node}
+        return sorted(found, key=lambda news: news.phase != NOTE)
+
+
+def follow(
+    client: Client, jobs: Mapping[str, Collection[str]], say: Say, request_s: float
+) -> dict[str, set[str]]:
+    """Say what the moves do until all are over; return the nodes not left, by job."""
+    moves = [JobMoves(job, nodes) for job, nodes in jobs.items()]
+    while True:
+        for move in [move for move in moves if not move.is_over]:
+            answer = client.request(StatusRequest(job=move.job), request_s)
+            for news in move.look(answer.jobs[0]) if isinstance(answer, StatusReply) else ():
+                say(move.job, news)
+        if all(move.is_over for move in moves):
+            return {move.job: move.failed for move in moves if move.failed}
+        time.sleep(_POLL_S)

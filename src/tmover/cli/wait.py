@@ -1,0 +1,156 @@
+"""`tmover wait`: wait for the end of a job, and end as it did."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from tmover.cli.duration import duration
+from tmover.cli.state import state_option
+from tmover.cli.text import Text, plain
+
+if TYPE_CHECKING:
+    from tmover.wire import JobStatus
+
+TIMED_OUT = 124
+"""Exit code if the job has not ended in time, as that of `timeout`."""
+_POLL_S = 1.0
+_ASK_S = 5.0
+
+
+@click.command(name="wait")
+@click.argument("job", type=Text(), required=False)
+@click.option("--timeout", "timeout_s", type=duration, help="Wait no longer. [default: for ever]")
+@click.option(
+    "--patience",
+    "patience_s",
+    type=duration,
+    default="10m",
+    show_default=True,
+    help="How long the controller may be away.",
+)
+@state_option
+def command(
+    *,
+    job: str | None,
+    timeout_s: float | None,
+    patience_s: float,
+    state: pathlib.Path | None,
+) -> None:
+    """Wait until JOB has ended, and end with its exit code.
+
+    Without JOB: the job of this Slurm allocation, else the only one there is. As the last line of a
+    batch script it has `sacct` show how the training ended. Says nothing, except on a terminal.
+
+    Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
+    """
+    from tmover.config import state_directory
+
+    def show(text: str) -> None:
+        if sys.stdout.isatty():
+            click.echo(plain(text))
+
+    name = job if job is not None else own_job(os.environ)
+    lookout = Lookout(state_directory(state), name, patience_s)
+    code = wait(lookout.look, show, timeout_s=timeout_s)
+    sys.exit(TIMED_OUT if code is None else code)
+
+
+def own_job(environ: Mapping[str, str]) -> str | None:
+    """Return the job that this process is of, or None.
+
+    >>> own_job({"SLURM_JOB_ID": "17"}), own_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
+    ('slurm17', 'slurm17r1')
+    """
+    if environ.get("TMOVER_JOB"):
+        return environ["TMOVER_JOB"]
+    if not environ.get("SLURM_JOB_ID"):
+        return None
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    return f"slurm{environ['SLURM_JOB_ID']}" + (f"r{restarts}" if restarts not in ("", "0") else "")
+
+
+class Lookout:
+    """Asks for a job's status, and bears with a controller that is away for a while."""
+
+    def __init__(self, state: pathlib.Path, job: str | None, patience_s: float) -> None:
+        self._state = state
+        self._job = job
+        self._patience_s = patience_s
+        self._heard_at = time.monotonic()
+
+    def look(self) -> JobStatus | None:
+        """Return the status, or None while no controller answers.
+
+        Raises `ControllerUnavailable` once patience is over, `ConfigError` if there is no such job.
+        """
+        from tmover.controller.client import ask
+        from tmover.errors import ConfigError, ControllerUnavailable, Refused
+        from tmover.wire import StatusReply, StatusRequest
+
+        try:
+            answer = ask(self._state, StatusRequest(job=self._job), _ASK_S)
+        except ControllerUnavailable:
+            if time.monotonic() - self._heard_at > self._patience_s:
+                raise
+            return None
+        except Refused as error:
+            msg = f"{error}; `tmover status` lists the jobs of {self._state}"
+            raise ConfigError(msg) from error
+        self._heard_at = time.monotonic()
+        if not isinstance(answer, StatusReply):
+            return None
+        status = _only(answer.jobs)
+        self._job = status.job
+        return status
+
+
+def _only(jobs: tuple[JobStatus, ...]) -> JobStatus:
+    """Return the only job, or the only one that has not ended."""
+    from tmover.errors import ConfigError
+
+    live = [job for job in jobs if job.code is None]
+    some = jobs if len(jobs) == 1 else live
+    if len(some) == 1:
+        return some[0]
+    msg = f"several jobs run here, name one: {', '.join(job.job for job in live)}"
+    raise ConfigError(msg if live else "no job runs here: name the one to wait for")
+
+
+def wait(
+    look: Callable[[], JobStatus | None],
+    show: Callable[[str], object] = lambda text: None,
+    *,
+    timeout_s: float | None = None,
+    poll_s: float = _POLL_S,
+) -> int | None:
+    """Return the exit code of the job once it has ended, or None if that takes too long."""
+    from tmover.cli.watch import JobWatch
+
+    watch = JobWatch()
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        status = look()
+        for news in () if status is None else watch.look(status):
+            show(str(news))
+        if status is not None and status.code is not None:
+            return exit_code(status.code)
+        if until is not None and time.monotonic() >= until:
+            return None
+        left = poll_s if until is None else until - time.monotonic()
+        time.sleep(max(0.0, min(poll_s, left)))
+
+
+def exit_code(code: int) -> int:
+    """Return what a process can end with.
+
+    >>> exit_code(3), exit_code(-9), exit_code(1000)
+    (3, 137, 255)
+    """
+    return min(code if code >= 0 else 128 - code, 255)
