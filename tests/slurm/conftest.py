@@ -12,8 +12,8 @@ import pytest
 
 from support.lab import Lab
 from support.place import can_isolate, claim, missing
-from support.slurmjobs import KIND, ROOT, Cluster
-from support.training import Outcome, judge, read_trace
+from support.slurmjobs import KIND, ROOT, Cluster, weigh
+from support.training import Outcome
 from tmover import wire
 
 
@@ -93,4 +93,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         job="1", owner="", phase="ended", epoch=1, step=None, world_size=KIND.nodes, slots=(),
         standbys=(), move=None, notes=(), outcome="done", code=0,
     )  # fmt: skip
-    return judge(read_trace(home / "trace"), status, KIND.steps)
+    return weigh(home / "trace", status)

@@ -45,7 +45,7 @@ _RESERVATION_KEY = re.compile(
 )
 _PING = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
-_STEP_ID = re.compile(r"[0-9]+(_[0-9]+)?\.([0-9]+|batch|extern)")
+_STEP_ID = re.compile(r"[0-9]+(_[0-9]+)?\.[0-9]+")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"^slurm(?:-wlm)? ([0-9]+)\.([0-9]+)", re.MULTILINE)
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
@@ -240,9 +240,7 @@ def _rows(text: str, mark: str, width: int, command: str) -> Iterator[list[str]]
     """Yield the fields of each line, whatever is in them."""
     *values, rest = text.split(mark)
     if len(values) % width or rest.strip("\n"):
-        msg = (
-            f"cannot read what {command} printed: {text[:200]!r}; see that Slurm is 22.05 or newer"
-        )
+        msg = f"cannot read what {command} printed, {text[:200]!r}: is Slurm older than 22.05?"
         raise SchedulerError(msg)
     for start in range(0, len(values), width):
         first, *others = values[start : start + width]
