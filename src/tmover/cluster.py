@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import getpass
-import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 
 from tmover import wire
 from tmover.config import Config
-from tmover.controller.client import ask, read_address
+from tmover.controller.client import ask
 from tmover.controller.keys import private_directory
-from tmover.errors import ConfigError, ControllerUnavailable, SchedulerError, TmoverError
+from tmover.controller.starter import StartController, Starter, start_controller, uninterrupted
+from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
 from tmover.process import (
     ProcessId,
-    identify,
     is_alive,
     python_argv,
-    reap,
     send_signal,
     wait_gone,
 )
@@ -40,7 +36,6 @@ from tmover.scheduler.local import LocalScheduler, Spawn, spawn_holder
 from tmover.scheduler.store import Command
 
 _POLL_S = 0.05
-_START_S = 30.0
 _END_S = 10.0
 
 
@@ -66,32 +61,6 @@ def agent_argv(
     return (*run, *flags, *mode, script, *arguments)
 
 
-class StartController(Protocol):
-    """Starts a controller on a state directory, its output going to a log; returns its pid."""
-
-    def __call__(self, state: pathlib.Path, log: pathlib.Path) -> int:
-        """Start it; it is known to be ready when `controller.json` names its pid."""
-        ...
-
-
-def start_controller(state: pathlib.Path, log: pathlib.Path) -> int:
-    """Start `tmover controller` as a process of its own session."""
-    argv = [*python_argv("tmover"), "--log-level", "INFO", "controller", "--state", str(state)]
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
-    )
-
-
 class LocalCluster:
     """Use it as a context manager: at the end, nothing that it started is left."""
 
@@ -106,9 +75,8 @@ class LocalCluster:
         self.state = private_directory(state)
         self.config = config
         self.scheduler = LocalScheduler(state / "cluster", capacity=config.local.nodes, spawn=spawn)
-        self._start = start
+        self._starter = Starter(self.state, start)
         self._jobs: list[str] = []
-        self._children: set[int] = set()
         self._is_detached = False
 
     def is_gone(self) -> bool:
@@ -119,15 +87,12 @@ class LocalCluster:
 
     def ensure_controller(self) -> None:
         """Start a controller if none runs on the state directory."""
-        with self._locked(), uninterrupted():
+        with self._starter.locked(), uninterrupted():
             self._ensure_controller()
 
     def controller(self) -> ProcessId | None:
         """Return the controller's process, or None if none runs."""
-        try:
-            return identify(read_address(self.state).pid)
-        except TmoverError:
-            return None
+        return self._starter.running()
 
     def kill_controller(self) -> None:
         """Kill the controller as a crash would."""
@@ -135,7 +100,7 @@ class LocalCluster:
         if controller is not None:
             send_signal(controller, signal.SIGKILL)
             wait_gone([controller], timeout_s=_END_S)
-        self._collect()
+        self._starter.collect()
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -145,7 +110,7 @@ class LocalCluster:
         Raises `SchedulerError`, and leaves no job behind, if there are not enough free nodes.
         """
         self.scheduler.check_room(spec.nodes + spec.standby)
-        with self._locked(), uninterrupted():
+        with self._starter.locked(), uninterrupted():
             self._ensure_controller()
             request = wire.SubmitRequest(
                 nnodes=spec.nodes, nproc=spec.nproc, owner=getpass.getuser()
@@ -254,7 +219,7 @@ class LocalCluster:
         """End the controller if a `LocalCluster` started it and no job needs it."""
         if self._is_detached or self.is_gone():  # a controller without its directory ends itself
             return
-        with self._locked():
+        with self._starter.locked():
             owned = self._owned()
             if owned is None or not is_alive(owned):
                 return
@@ -264,7 +229,7 @@ class LocalCluster:
             if wait_gone([owned], timeout_s=_END_S):
                 send_signal(owned, signal.SIGKILL)
                 wait_gone([owned], timeout_s=_END_S)
-        self._collect()
+        self._starter.collect()
 
     def __enter__(self) -> LocalCluster:
         """Return the cluster."""
@@ -282,24 +247,9 @@ class LocalCluster:
     # --- inside -----------------------------------------------------------------------------------
 
     def _ensure_controller(self) -> None:
-        if self.controller() is not None:
-            return
-        log = self.state / "logs" / "controller.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        began = log.stat().st_size if log.exists() else 0
-        pid = self._start(self.state, log)
-        self._children.add(pid)
-        started = identify(pid)
-        deadline = time.monotonic() + _START_S
-        while (ready := self.controller()) is None or ready.pid != pid:
-            if started is None or not is_alive(started) or time.monotonic() > deadline:
-                self._collect()
-                last = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
-                why = last[-1] if last else "it said nothing"
-                msg = f"the controller did not start: {why} (see {log})"
-                raise ControllerUnavailable(msg)
-            time.sleep(_POLL_S / 5)
-        self._owned_file.write_bytes(msgspec.json.encode(ready))
+        started = self._starter.ensure()
+        if started is not None:
+            self._owned_file.write_bytes(msgspec.json.encode(started))
 
     def _is_idle(self) -> bool:
         """Return whether the controller says that no job needs it. One that is silent does not."""
@@ -327,38 +277,6 @@ class LocalCluster:
             msg = f"nothing runs on {node}"
             raise SchedulerError(msg)
         return holder
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep others from starting or ending the controller meanwhile."""
-        path = self.state / "cluster" / "controller.lock"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            msg = f"cannot use {path}: {(error.strerror or str(error)).lower()}"
-            raise ConfigError(msg) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-    def _collect(self) -> None:
-        """Reap the controllers this process started that have ended."""
-        for pid in list(self._children):
-            if reap(pid):
-                self._children.discard(pid)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and its like until what was started is on record, and will be ended."""
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _kill(process: ProcessId) -> float:

@@ -7,6 +7,7 @@ with its default. Durations are in seconds. A value is read once, checked, and p
 from __future__ import annotations
 
 import difflib
+import getpass
 import os
 import pathlib
 import socket
@@ -39,6 +40,10 @@ class ControllerConfig(_Table, frozen=True):
     """How often the scheduler is asked for the state of its nodes."""
     request_s: float = 10.0
     """How long a command waits for the controller's answer."""
+    state: str = ""
+    """The state directory of a controller for the whole cluster, "" if there is none."""
+    users: tuple[str, ...] = ()
+    """Whom a controller for the whole cluster serves."""
 
 
 class DeadlineConfig(_Table, frozen=True):
@@ -129,9 +134,11 @@ class StandbyConfig(_Table, frozen=True):
     """`[standby]`: how standbys are asked of Slurm. An empty value leaves Slurm's default."""
 
     partition: str = ""
+    """The partition to take them from."""
     reservation: str = ""
-    """A reservation to take them from, such as an administrator's pool with `Flags=REPLACE`."""
+    """The reservation to take them from, such as an administrator's pool."""
     qos: str = ""
+    """The quality of service they are asked with."""
     prefer: str = ""
     """Features of the nodes to take if there is a choice (`--prefer`)."""
     count: int = 0
@@ -167,15 +174,38 @@ def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = N
 def state_directory(
     flag: pathlib.Path | None = None, environ: Mapping[str, str] | None = None
 ) -> pathlib.Path:
-    """Return where controller, keys and journal are kept: flag, `TMOVER_STATE`, XDG, home."""
+    """Return where controller, keys and journal are kept.
+
+    The flag, `TMOVER_STATE`, the user's directory at the cluster's controller, XDG, home, in this
+    order. Raises `ConfigError` if the configuration cannot be read.
+    """
     environ = os.environ if environ is None else environ
     if flag is not None:
         return flag.absolute()
     if environ.get("TMOVER_STATE"):
         return pathlib.Path(environ["TMOVER_STATE"]).absolute()
+    cluster = load(environ=environ).controller.state
+    if cluster and os.geteuid() == 0:
+        return pathlib.Path(cluster).absolute()
+    if cluster:
+        return pathlib.Path(cluster).absolute() / "users" / getpass.getuser()
     if environ.get("XDG_STATE_HOME"):
         return pathlib.Path(environ["XDG_STATE_HOME"]).absolute() / "tmover"
     return pathlib.Path.home() / ".local" / "state" / "tmover"
+
+
+def slurm_job(id_: int, restarts: int = 0) -> str:
+    """Return our name of a job of Slurm: a requeued one is another job.
+
+    >>> slurm_job(1234), slurm_job(1234, 2)
+    ('slurm1234', 'slurm1234r2')
+    """
+    return f"slurm{id_}r{restarts}" if restarts else f"slurm{id_}"
+
+
+def is_slurm_job(name: str) -> bool:
+    """Return whether this is our name of a job of Slurm."""
+    return name.startswith("slurm")
 
 
 class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,24 +224,30 @@ class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, environ: Mapping[str, str] | None = None) -> AgentEnvironment:
         """Read it. Raises `ConfigError` naming the variable and what to do."""
         environ = os.environ if environ is None else environ
-        if not environ.get("TMOVER_JOB"):
+        slurm_id = _number(environ, "SLURM_JOB_ID")
+        if not environ.get("TMOVER_JOB") and slurm_id is None:
             msg = (
-                "no job to join: TMOVER_JOB is not set; `tmover run` is started by the scheduler, "
-                "for example through `tmover submit --local --nodes 2 -- train.py`"
+                "no job to join: neither TMOVER_JOB nor SLURM_JOB_ID is set; `tmover run` is "
+                "started by the scheduler, see `tmover submit --help`"
             )
             raise ConfigError(msg)
+        restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
         role = environ.get("TMOVER_ROLE", "member")
         if role not in {"member", "standby"}:
             msg = f"TMOVER_ROLE={role!r}: write member or standby"
             raise ConfigError(msg)
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+        is_standby = role == "standby"
+        slot = _number(environ, "TMOVER_SLOT")
+        if slot is None and slurm_id is not None and not is_standby:
+            slot = _number(environ, "SLURM_PROCID")
         return cls(
             state=state_directory(environ=environ),
-            job=_name(environ, "TMOVER_JOB"),
+            job=_name(environ, "TMOVER_JOB") or slurm_job(slurm_id or 0, restarts),
             node=_name(environ, "TMOVER_NODE") or host,
             address=environ.get("TMOVER_ADDRESS", ""),
-            standby=role == "standby",
-            slot=_number(environ, "TMOVER_SLOT"),
+            standby=is_standby,
+            slot=slot,
         )
 
     def export(self) -> dict[str, str]:
@@ -286,6 +322,8 @@ _OTHER = frozenset({"TMOVER_AGENT", "TMOVER_AGENT_PID"})
 
 
 def _convert(variable: str, text: str, default: Any) -> Any:
+    if isinstance(default, (tuple, list)):
+        return [part for part in text.split(",") if part]
     try:
         return msgspec.convert(text, type(default), strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:

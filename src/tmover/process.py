@@ -18,6 +18,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+SPARED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""What Slurm sends to all processes of a job if asked to; none of tmover's dies of it."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -234,6 +234,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended, "" before."""
     code: int | None = None
     """The exit code it ended with, None before."""
+    allocations: tuple[str, ...] = ()
+    """What the scheduler holds for it, the main allocation first, in a few words each."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -246,6 +248,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...]
     more: int = 0
     """How many have ended besides, and were not asked for."""
+    scheduler: str = ""
+    """How the scheduler answers, in a few words; "" if none is asked."""
 
 
 class Accepted(Reply, frozen=True, kw_only=True):
@@ -259,6 +263,8 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
     """The request was not accepted, and why. Also the answer to an agent of a job unknown here."""
 
     text: str
+    is_unknown: bool = False
+    """Whether the job is unknown here: it may only be that nobody has told of it yet."""
 
 
 AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]

@@ -57,7 +57,7 @@ def test_a_step_that_kills_every_rank_that_does_it_ends_the_job(cluster: LocalCl
 
 
 LOOP = """
-import torch, torch.distributed as dist, tmover
+import os, signal, torch, torch.distributed as dist, tmover
 from torch.nn.parallel import DistributedDataParallel as DDP
 session = tmover.init()
 model, critic = DDP(torch.nn.Linear(4, 1)), DDP(torch.nn.Linear(4, 1))
@@ -75,6 +75,13 @@ for step in session.steps(loader, total=6):
         optimizer.zero_grad()
     {between}
 {after_loop}
+"""
+ASKS = """
+    if step.committed and step.index == 1 + session.rank:
+        os.kill(os.getpid(), signal.SIGUSR1)  # a rank after the other
+    if step.committed and step.checkpoint_requested:
+        print("saved", step.index, flush=True)
+        os.kill(os.getpid(), signal.SIGUSR1)  # late, for the same
 """
 REDUCE = "dist.all_reduce(torch.ones(1))"
 NOTHING = {

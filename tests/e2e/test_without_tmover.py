@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from e2e.test_scripts import ASKS, LOOP, NOTHING
 from support.training import SCRIPT
 
 
 def run(*argv: str) -> str:
     done = subprocess.run(
-        [sys.executable, *argv, str(SCRIPT), "--steps", "3"],
+        [sys.executable, *argv],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -25,16 +27,35 @@ def run(*argv: str) -> str:
 
 
 def test_the_script_runs_by_hand_as_an_ordinary_one() -> None:
-    lines = run().splitlines()
+    lines = run(str(SCRIPT), "--steps", "3").splitlines()
 
     assert [line.split()[:2] for line in lines[:-1]] == [["step", str(k)] for k in range(3)]
     assert lines[-1] == "sum of ranks 0.0"
+
+
+@pytest.fixture
+def asks(tmp_path: pathlib.Path) -> str:
+    """Return the path of a script that is asked for a checkpoint."""
+    script = tmp_path / "asks.py"
+    script.write_text(LOOP.format_map({**NOTHING, "between": ASKS}))
+    return str(script)
+
+
+def test_by_hand_a_checkpoint_can_be_asked_for_too(asks: str) -> None:
+    assert run(asks) == "saved 3\n"
+
+
+@pytest.mark.torchrun
+def test_under_plain_torchrun_all_ranks_save_after_the_same_step(asks: str) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+    assert run(*launcher, "--log-dir", os.devnull, asks) == "saved 3\nsaved 3\n"
 
 
 @pytest.mark.torchrun
 def test_the_script_runs_under_plain_torchrun() -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
-    lines = run(*launcher, "--log-dir", os.devnull).splitlines()
+    lines = run(*launcher, "--log-dir", os.devnull, str(SCRIPT), "--steps", "3").splitlines()
 
     assert lines[-1] == "sum of ranks 1.0"

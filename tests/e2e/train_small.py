@@ -3,7 +3,8 @@
 Dropout, per-rank random streams, BatchNorm (whose running statistics differ by rank), AdamW, a
 scheduler, a shuffled loader with random augmentation. `--hold STEP FILE` makes rank 0 wait, after
 that step, until the file exists. `--codes` adds a buffer that moves through `.data`; `--late` has
-an averaged model, and what each rank counts for itself, change after `optimizer.step()`.
+an averaged model, and what each rank counts for itself, change after `optimizer.step()`. `--save`
+names a directory for the checkpoints that are asked for: one file for each rank and step.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--hold", nargs=2, default=None)
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
+    parser.add_argument("--save", type=pathlib.Path, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
     return parser.parse_args()
 
@@ -127,6 +129,8 @@ def main() -> None:
             count.losses.append(loss.item())
             scheduler.step()
             optimizer.zero_grad()
+        if step.committed and step.checkpoint_requested and arguments.save is not None:
+            torch.save(model.state_dict(), arguments.save / f"{step.index}-{session.rank}")
         if step.committed and session.rank == 0:
             print("step", step.index, loss.item(), flush=True)
             _hold(arguments.hold, step.index)

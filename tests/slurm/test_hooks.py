@@ -85,46 +85,46 @@ def test_a_health_check_leaves_the_reason_of_whoever_drained_the_node_before(lab
     assert reason(lab, "node2") == "fan replaced at 5"
 
 
-def test_the_epilog_kills_what_a_job_s_tmover_left_and_nothing_else(lab: Lab) -> None:
-    with lab.configured(f"Epilog={HOOKS / 'epilog.sh'}"):
-        leave_a_worker(lab, "node2")
-        lab.wait(lambda: lab.states()["node2"] == "idle", 20, "the epilog is over")
+def test_the_epilog_kills_what_a_job_s_tmover_left_and_nothing_else(machines: Lab) -> None:
+    with machines.configured(f"Epilog={HOOKS / 'epilog.sh'}"):
+        leave_a_worker(machines, "node2")
+        machines.wait(lambda: machines.states()["node2"] == "idle", 20, "the epilog is over")
 
-    assert sleepers(lab, "node2") == ["sleep 601"]
+    assert sleepers(machines, "node2") == ["sleep 601"]
 
 
-def test_the_epilog_leaves_another_job_s_processes_alone(lab: Lab) -> None:
+def test_the_epilog_leaves_another_job_s_processes_alone(machines: Lab) -> None:
     other = "TMOVER_JOB=other exec sleep 600"
-    lab.run("sbatch", "-w", "node2", "--no-requeue", "--wrap", other)
-    lab.wait(lambda: sleepers(lab, "node2") == [SLEEP], 20, "the other job runs")
+    machines.run("sbatch", "-w", "node2", "--no-requeue", "--wrap", other)
+    machines.wait(lambda: sleepers(machines, "node2") == [SLEEP], 20, "the other job runs")
 
-    with lab.configured(f"Epilog={HOOKS / 'epilog.sh'}"):
-        lab.run("sbatch", "-w", "node2", "--wait", "--wrap", "true")
-        lab.wait(lambda: len(lab.squeue()) == 1, 20, "the epilog is over")
+    with machines.configured(f"Epilog={HOOKS / 'epilog.sh'}"):
+        machines.run("sbatch", "-w", "node2", "--wait", "--wrap", "true")
+        machines.wait(lambda: len(machines.squeue()) == 1, 20, "the epilog is over")
 
-    assert sleepers(lab, "node2") == [SLEEP]
+    assert sleepers(machines, "node2") == [SLEEP]
 
 
-def test_the_prolog_lets_jobs_through_and_kills_what_no_job_step_owns(lab: Lab) -> None:
-    leave_a_worker(lab, "node2")
-    assert sleepers(lab, "node2") == [SLEEP, "sleep 601"]
+def test_the_prolog_lets_jobs_through_and_kills_what_no_job_step_owns(machines: Lab) -> None:
+    leave_a_worker(machines, "node2")
+    assert sleepers(machines, "node2") == [SLEEP, "sleep 601"]
 
-    with lab.configured(f"Prolog={HOOKS / 'prolog.sh'}"):
-        shown = lab.run("srun", "-w", "node2", "hostname").stdout
+    with machines.configured(f"Prolog={HOOKS / 'prolog.sh'}"):
+        shown = machines.run("srun", "-w", "node2", "hostname").stdout
 
     assert shown == "node2\n"
-    assert sleepers(lab, "node2") == ["sleep 601"]
+    assert sleepers(machines, "node2") == ["sleep 601"]
 
 
-def test_the_prolog_leaves_running_jobs_alone(lab: Lab) -> None:
+def test_the_prolog_leaves_running_jobs_alone(machines: Lab) -> None:
     running = "TMOVER_JOB=j exec sleep 600"
-    lab.run("sbatch", "-w", "node2", "--no-requeue", "--wrap", running)
-    lab.wait(lambda: sleepers(lab, "node2") == [SLEEP], 20, "a job runs")
+    machines.run("sbatch", "-w", "node2", "--no-requeue", "--wrap", running)
+    machines.wait(lambda: sleepers(machines, "node2") == [SLEEP], 20, "a job runs")
 
-    with lab.configured(f"Prolog={HOOKS / 'prolog.sh'}"):
-        lab.run("srun", "-w", "node2", "hostname")
+    with machines.configured(f"Prolog={HOOKS / 'prolog.sh'}"):
+        machines.run("srun", "-w", "node2", "hostname")
 
-    assert sleepers(lab, "node2") == [SLEEP]
+    assert sleepers(machines, "node2") == [SLEEP]
 
 
 @pytest.fixture

@@ -38,38 +38,38 @@ def test_jobs_run_as_another_user(lab: Lab, alice: str) -> None:
     assert shown.split() == [alice, str(lab.directory / "home")]
 
 
-def test_a_node_that_is_switched_off_takes_its_processes_along(lab: Lab) -> None:
-    start(lab, "-w", "node2", command="sleep 600 & wait")
+def test_a_node_that_is_switched_off_takes_its_processes_along(machines: Lab) -> None:
+    start(machines, "-w", "node2", command="sleep 600 & wait")
 
-    lab.power_off("node2")
+    machines.power_off("node2")
 
-    assert lab.strays("node2") == {}
-    lab.reset()
-    assert lab.run("srun", "-w", "node2", "hostname").stdout == "node2\n"
+    assert machines.strays("node2") == {}
+    machines.reset()
+    assert machines.run("srun", "-w", "node2", "hostname").stdout == "node2\n"
 
 
-def test_a_cut_node_goes_on_and_is_not_reached(lab: Lab) -> None:
-    start(lab, "-w", "node2")
-    before = set(lab.strays("node2"))
+def test_a_cut_node_goes_on_and_is_not_reached(machines: Lab) -> None:
+    start(machines, "-w", "node2")
+    before = set(machines.strays("node2"))
 
-    lab.cut("node2")
-    cut = _reaches(lab, "node2")
-    lab.heal("node2")
+    machines.cut("node2")
+    cut = _reaches(machines, "node2")
+    machines.heal("node2")
 
-    assert before <= set(lab.strays("node2"))
+    assert before <= set(machines.strays("node2"))
     assert not cut
-    lab.wait(lambda: _reaches(lab, "node2"), 10, "node2 is reached")
+    machines.wait(lambda: _reaches(machines, "node2"), 10, "node2 is reached")
 
 
-def test_a_hung_node_stands_still_until_it_is_thawed(lab: Lab) -> None:
-    start(lab, "-w", "node3")
+def test_a_hung_node_stands_still_until_it_is_thawed(machines: Lab) -> None:
+    start(machines, "-w", "node3")
 
-    lab.hang("node3")
-    hung = {_state(pid) for pid in lab.strays("node3")}
-    lab.thaw("node3")
+    machines.hang("node3")
+    hung = {_state(pid) for pid in machines.strays("node3")}
+    machines.thaw("node3")
 
     assert hung == {"T"}
-    assert "T" not in {_state(pid) for pid in lab.strays("node3")}
+    assert "T" not in {_state(pid) for pid in machines.strays("node3")}
 
 
 def test_slurmctld_comes_back_with_its_jobs(lab: Lab) -> None:
@@ -83,17 +83,17 @@ def test_slurmctld_comes_back_with_its_jobs(lab: Lab) -> None:
     assert [entry.id for entry in lab.squeue()] == [job]
 
 
-def test_a_reboot_kills_what_runs_and_brings_the_node_back(lab: Lab) -> None:
-    start(lab, "-w", "node4", command="setsid sleep 600 & sleep 1")
-    lab.wait(lambda: lab.squeue() == [], 20, "the job ends")
-    orphan = _sleeps(lab, "node4")
+def test_a_reboot_kills_what_runs_and_brings_the_node_back(machines: Lab) -> None:
+    start(machines, "-w", "node4", command="setsid sleep 600 & sleep 1")
+    machines.wait(lambda: machines.squeue() == [], 20, "the job ends")
+    orphan = _sleeps(machines, "node4")
 
-    lab.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", "node4")
+    machines.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", "node4")
 
     assert orphan
 
-    lab.wait(lambda: not lab.strays("node4"), 30, "nothing left on node4")
-    lab.wait(lambda: lab.states()["node4"] == "idle", 60, "node4 is idle")
+    machines.wait(lambda: not machines.strays("node4"), 30, "nothing left on node4")
+    machines.wait(lambda: machines.states()["node4"] == "idle", 60, "node4 is idle")
 
 
 def test_reset_undoes_all_of_it(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from support.process import Frame, Kind
+from tmover.core import rank as rules
 from tmover.core.events import (
     AnyEvent,
     DeadlinePassed,
@@ -56,10 +57,19 @@ def _disturb_agent(world: World, chaos: Chaos, agent: SimAgent) -> None:
         case "refuse":
             for worker in agent.workers.values():
                 worker.will_refuse = True
+        case "ask":
+            _ask(world, agent)
         case "cut":
             _cut(world, agent)
         case "order again":
             _repeat(world, agent, chaos.tick)
+
+
+def _ask(world: World, agent: SimAgent) -> None:
+    """Send an agent's first worker the signal that asks for a checkpoint."""
+    for worker in list(agent.workers.values())[:1]:
+        worker.rank = rules.ask(worker.rank)
+        world.asked.append((worker.endpoint, worker.done))
 
 
 def _news(kind: str, agent: SimAgent) -> AnyEvent:

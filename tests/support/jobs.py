@@ -114,9 +114,18 @@ def overdue(wait: Wait, epoch: int) -> DeadlinePassed:
 class Story:
     """A job and what happens to it."""
 
-    def __init__(self, *, nnodes: int = 3, nproc: int = 1, standbys: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        nnodes: int = 3,
+        nproc: int = 1,
+        standbys: int = 1,
+        reserve: int = 0,
+        allocated: bool = False,
+    ) -> None:
         self.job = Job(name="j")
         self.nnodes, self.nproc, self.standbys = nnodes, nproc, standbys
+        self.reserve, self.allocated = reserve, allocated
 
     def tell(self, *events: AnyEvent) -> list[Action]:
         """Feed `events`; return all actions but notes, in order."""
@@ -148,7 +157,16 @@ class Story:
     # --- how far ----------------------------------------------------------------------------------
 
     def submitted(self) -> Story:
-        self.hear(Submitted(job="j", nnodes=self.nnodes, nproc=self.nproc, owner="me"))
+        self.hear(
+            Submitted(
+                job="j",
+                nnodes=self.nnodes,
+                nproc=self.nproc,
+                owner="me",
+                standby=self.reserve,
+                allocated=self.allocated,
+            )
+        )
         return self
 
     def joined(self) -> Story:

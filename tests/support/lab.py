@@ -138,6 +138,11 @@ class Lab:
 
     # -- what happens to nodes
 
+    def require_machines(self) -> None:
+        """Skip the test where nodes are not machines to each other."""
+        if not self.isolated:
+            pytest.skip("nodes are machines of their own only for root")
+
     def power_off(self, *nodes: str) -> None:
         """Switch nodes off: nothing of theirs runs any more, and nobody is told."""
         self._netns("off", *nodes)
@@ -176,6 +181,7 @@ class Lab:
 
     def strays(self, node: str) -> dict[int, str]:
         """Return what runs on `node` but Slurm's daemon, by pid, in words. Empty between jobs."""
+        self.require_machines()
         found = ((pid, _command_line(pid)) for pid in self._members(node))
         return {pid: line for pid, line in found if line and not _is_of_the_node(line)}
 
@@ -320,8 +326,7 @@ class Lab:
             self.run("scontrol", "reconfigure")
 
     def _netns(self, *argv: str) -> str:
-        if not self.isolated:
-            pytest.skip("nodes are machines of their own only for root")
+        self.require_machines()
         return self._script("netns.sh", *argv)
 
     def _script(self, name: str, *argv: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from support.eventually import eventually
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
+from tmover.process import ProcessId, descendants
+from tmover.scheduler.inhabitants import find_worker
 from tmover.wire import JobStatus
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "e2e" / "train_small.py"
@@ -103,13 +105,17 @@ class Training:
     def until_movable(self) -> JobStatus:
         """Wait until all train, a standby is warm, and rank 0 holds the step it is to hold."""
         if self._hold_at is not None:
-            eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
+            self.until_held()
         return self.until(
             lambda status: (
                 status.phase == "training"
                 and any(standby.state == "warm" for standby in status.standbys)
             )
         )
+
+    def until_held(self) -> None:
+        """Wait until rank 0 holds the step it is to hold."""
+        eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
 
     def open_gate(self) -> None:
         """Let rank 0 go on from where it holds."""
@@ -129,6 +135,18 @@ class Training:
         """Return the node that holds a slot now."""
         return self.cluster.status(self.job).slots[slot].node
 
+    def processes(self, node: str) -> set[ProcessId]:
+        """Return what runs on a node, its holder too."""
+        holder = self.cluster.scheduler.holder(node)
+        assert holder is not None
+        return descendants(holder.pid)
+
+    def worker(self, node: str) -> ProcessId:
+        """Return the first worker on a node."""
+        holder = self.cluster.scheduler.holder(node)
+        assert holder is not None
+        return find_worker(holder, 0)
+
     def log(self) -> str:
         """Return what all nodes have printed."""
         logs = self.cluster.logs(self.job)
@@ -144,7 +162,7 @@ class Training:
         except Exception as error:
             error.args = (f"{error}\n{self.log()}\n{self._summary()}",)
             raise
-        return self._outcome(status)
+        return judge(self._lines(), status, self.kind.steps)
 
     def _summary(self) -> str:
         lines = self._lines()
@@ -153,33 +171,39 @@ class Training:
         )
 
     def _lines(self) -> list[dict[str, Any]]:
-        if not self._trace.exists():
-            return []
-        texts = [path.read_text() for path in self._trace.iterdir()]
-        lines = [json.loads(line) for text in texts for line in text.splitlines()]
-        return sorted(lines, key=lambda line: float(line["t"]))
+        return read_trace(self._trace)
 
-    def _outcome(self, status: JobStatus) -> Outcome:
-        lines = self._lines()
-        survivors = {line["worker"] for line in lines if line["event"] == "finished"}
-        committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
-        for line in sorted(lines, key=lambda line: line["worker"] in survivors):
-            if line["event"] == "committed" and line["step"] < self.kind.steps:
-                key = line["rank"], line["step"]
-                if line["worker"] in survivors and committed.get(key):
-                    committed[key].pop()  # a dead rank had passed a vote that no survivor passed
-                committed[key].append(tuple(line["samples"]))
-        return Outcome(
-            status=status,
-            finals={
-                line["rank"]: (line["digest"], line["record"])
-                for line in lines
-                if line["event"] == "finished"
-            },
-            committed={key: found[0] for key, found in committed.items()},
-            repeated=[key for key, found in committed.items() if len(found) > 1],
-            lines=lines,
-        )
+
+def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """Return what all workers have traced, in the order of time."""
+    if not directory.exists():
+        return []
+    texts = [path.read_text() for path in directory.iterdir()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return sorted(lines, key=lambda line: float(line["t"]))
+
+
+def judge(lines: list[dict[str, Any]], status: JobStatus, steps: int) -> Outcome:
+    """Return what is left of a run of so many steps."""
+    survivors = {line["worker"] for line in lines if line["event"] == "finished"}
+    committed: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
+    for line in sorted(lines, key=lambda line: line["worker"] in survivors):
+        if line["event"] == "committed" and line["step"] < steps:
+            key = line["rank"], line["step"]
+            if line["worker"] in survivors and committed.get(key):
+                committed[key].pop()  # a dead rank had passed a vote that no survivor passed
+            committed[key].append(tuple(line["samples"]))
+    return Outcome(
+        status=status,
+        finals={
+            line["rank"]: (line["digest"], line["record"])
+            for line in lines
+            if line["event"] == "finished"
+        },
+        committed={key: found[0] for key, found in committed.items()},
+        repeated=[key for key, found in committed.items() if len(found) > 1],
+        lines=lines,
+    )
 
 
 def assert_as_if_undisturbed(outcome: Outcome, undisturbed: Outcome, kind: Kind) -> None:

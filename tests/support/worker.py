@@ -31,7 +31,7 @@ from tmover.core.events import (
     Verified,
     Warm,
 )
-from tmover.core.rank import Resolution, Verdict, Vote
+from tmover.core.rank import Resolution, Saving, Verdict, Vote
 
 TRAINING = (
     Stage.BUILDING, Stage.IDLE, Stage.REDUCING, Stage.KEEPING, Stage.VOTING, Stage.FINISHED,
@@ -125,8 +125,8 @@ class Worker(Process):
         resolution = rules.resolve(self.rank, step)
         assert resolution is not Resolution.RECEIVE, f"{self} cannot stand at {step}"
         if resolution is Resolution.APPLY:
-            self.apply()
             self.rank = rules.applied(self.rank, step)
+            self.apply()
         self.attempt = None
 
     # --- frames -----------------------------------------------------------------------------------
@@ -283,13 +283,13 @@ class Worker(Process):
         good, self.will_refuse = not self.will_refuse, False
         self.rank, self.cast = rules.cast(self.rank, self.tried.step, good=good)
         self.stage = Stage.VOTING
-        body = (self.cast.step, int(self.cast.good), self.cast.armed)
+        body = (self.cast.step, int(self.cast.good), self.cast.armed, int(self.cast.checkpoint))
         self.post(self.here, Frame(Kind.VOTE, self.rank.epoch, self.cast.step, body))
 
     def count(self) -> None:
         epoch, others = self.rank.epoch, self.others(self.here)
         bodies = [self.take(Kind.VOTE, epoch, peer).body for peer in others]
-        votes = [self.cast, *(Vote(step, bool(good), armed) for step, good, armed in bodies)]
+        votes = [self.cast, *(Vote(k, bool(g), armed, bool(save)) for k, g, armed, save in bodies)]
         self.rank, verdict, switch = rules.tally(self.rank, votes)
         if verdict is Verdict.BROKEN:
             self.hold()
@@ -309,6 +309,7 @@ class Worker(Process):
         assert self.tried.step == self.done + 1, f"{self} applies {self.tried.step} again"
         self.done = self.tried.step
         self.out.applied(self, self.done)
+        self.out.committed(self, self.done, saves=self.rank.saving is Saving.NOW)
 
     def resume(self) -> None:
         """Go on training, or rest at the end."""

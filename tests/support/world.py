@@ -96,6 +96,11 @@ class World:
         self.plans: dict[int, Plan] = {}
         self.truth = undisturbed(nnodes * nproc, total)
         self.log: list[str] = []
+        self.asked: list[tuple[str, int]] = []
+        """Who was asked for a checkpoint, and what step it had applied last."""
+        self.saved: dict[tuple[int, int], dict[int, bool]] = {}
+        """By epoch and step, and then by rank: whether a checkpoint was to be taken after it."""
+        self.finished: set[str] = set()
         self.decide(Submitted(job="j", nnodes=nnodes, nproc=nproc, owner="me"))
         for slot in range(nnodes):
             self.boot(f"a{slot}", standby=False, slot=slot)
@@ -339,6 +344,7 @@ class World:
             rank, last = worker.number(worker.here), self.total - 1
             assert worker.model == self.truth.models[last], f"{worker} ends elsewhere"
             assert worker.record == self.truth.records[rank, last], f"{worker} ends elsewhere"
+            self.finished.add(worker.endpoint)
         self.up(self.agents[worker.uid.rpartition("/")[0]], event)
 
     def work(self, worker: Process) -> None:
@@ -351,6 +357,11 @@ class World:
 
     def applied(self, worker: Process, step: int) -> None:
         assert worker.model == self.truth.models[step], f"{worker} is not where {step} leads"
+
+    def committed(self, worker: Process, step: int, *, saves: bool) -> None:
+        ranks = self.saved.setdefault((worker.rank.epoch, step), {})
+        ranks[worker.number(worker.here)] = saves
+        assert len(set(ranks.values())) == 1, f"not all take a checkpoint after {step}: {ranks}"
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -367,6 +378,22 @@ class World:
         assert isinstance(phase, Waiting), f"stuck in {phase}"
         assert self.job.ordered.nodes > 0, "no node was asked for"
         assert not self.spares, "a node that is there was not used"
+
+    def count_saved(self) -> int:
+        """Return after how many steps a checkpoint was to be taken."""
+        return sum(any(ranks.values()) for ranks in self.saved.values())
+
+    def check_saved(self) -> None:
+        """Check that whoever was asked for a checkpoint, and lived, has had all take one since."""
+        everybody = set(range(self.nnodes * self.nproc))
+        whole = {
+            step
+            for (_, step), ranks in self.saved.items()
+            if set(ranks) == everybody and all(ranks.values())
+        }
+        for endpoint, step in self.asked:
+            if endpoint in self.finished:
+                assert any(k > step for k in whole), f"{endpoint} asked after {step}: {whole}"
 
 
 class Truth(NamedTuple):

@@ -1,3 +1,5 @@
+import getpass
+import os
 import pathlib
 import re
 from typing import Any
@@ -16,7 +18,7 @@ TABLES = [field.type for field in msgspec.structs.fields(Config)]
 def test_the_shipped_file_shows_every_key_with_its_default() -> None:
     shown: dict[str, Any] = msgspec.toml.decode(SHIPPED.read_bytes())
 
-    assert shown == msgspec.to_builtins(Config())
+    assert shown == msgspec.json.decode(msgspec.json.encode(Config()))
     assert config.load(SHIPPED, {}) == Config()
 
 
@@ -26,7 +28,7 @@ def test_every_key_is_explained(table: type) -> None:
     body = source[source.index(f"class {table.__name__}(") :].split("\n\n\n")[0]
 
     for field in msgspec.structs.fields(table):
-        assert re.search(rf'\n    {field.name}: \w+ = .+\n    """\S', body), field.name
+        assert re.search(rf'\n    {field.name}: [^=\n]+ = .+\n    """\S', body), field.name
 
 
 def test_every_wait_has_its_deadline() -> None:
@@ -173,7 +175,7 @@ def test_an_agent_reads_what_the_scheduler_exports(slot: int | None, standby: bo
 @pytest.mark.parametrize(
     ("environ", "complaint"),
     [
-        ({}, "TMOVER_JOB is not set"),
+        ({}, "neither TMOVER_JOB nor SLURM_JOB_ID is set"),
         ({"TMOVER_JOB": "1", "TMOVER_ROLE": "spare"}, "TMOVER_ROLE='spare'"),
         ({"TMOVER_JOB": "1", "TMOVER_SLOT": "x"}, "TMOVER_SLOT='x'"),
     ],
@@ -187,3 +189,37 @@ def test_an_agent_started_wrongly_is_told_what_to_do(
 
 def test_a_worker_outside_of_tmover_has_no_agent() -> None:
     assert WorkerEnvironment.read({}).agent is None
+
+
+def test_a_list_is_written_with_commas_in_the_environment() -> None:
+    loaded = config.load(environ={"TMOVER_CONTROLLER_USERS": "ann,bob"})
+
+    assert loaded.controller.users == ("ann", "bob")
+
+
+def test_the_cluster_s_controller_is_found_by_its_users(tmp_path: pathlib.Path) -> None:
+    environ = {"TMOVER_CONTROLLER_STATE": str(tmp_path)}
+
+    found = config.state_directory(environ=environ)
+
+    me = getpass.getuser()
+    assert found == (tmp_path if os.geteuid() == 0 else tmp_path / "users" / me)
+    assert config.state_directory(tmp_path / "own", environ) == tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("environ", "job", "slot"),
+    [
+        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "3"}, "slurm12", 3),
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "2", "SLURM_PROCID": "0"}, "slurm12r2", 0),
+        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "3", "TMOVER_SLOT": "1"}, "slurm12", 1),
+        ({"SLURM_JOB_ID": "13", "SLURM_PROCID": "0", "TMOVER_JOB": "slurm12",
+          "TMOVER_ROLE": "standby"}, "slurm12", None),
+    ],
+)  # fmt: skip
+def test_an_agent_in_slurm_knows_its_job_and_slot(
+    environ: dict[str, str], job: str, slot: int | None
+) -> None:
+    place = AgentEnvironment.read({"SLURMD_NODENAME": "n1", **environ})
+
+    assert (place.job, place.slot, place.node) == (job, slot, "n1")

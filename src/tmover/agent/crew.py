@@ -94,10 +94,11 @@ class Crew:
             return Loss(code, f"worker {unknown} ended, torchrun {describe(code)}", unknown)
         return Loss(code, f"torchrun {describe(code)}")
 
-    def signal(self, number: int) -> None:
-        """Pass a signal on to the workers; to torchrun if there are none yet."""
-        for worker in self.workers.values():
-            send_signal(worker, number)
+    def signal(self, number: int, *, only: int | None = None) -> None:
+        """Pass a signal on to the workers, or to one; to torchrun if there are none yet."""
+        for local_rank, worker in self.workers.items():
+            if only in (None, local_rank):
+                send_signal(worker, number)
         if not self.workers and number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._launch.pid, number)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tmover.agent.torchrun import PARENT
 from tmover.errors import ConfigError
-from tmover.process import python_argv
+from tmover.process import SPARED, python_argv
 
 
 class Launch(Protocol):
@@ -86,10 +86,14 @@ class TorchrunLauncher:
         self._command = command
 
     def launch(self, env: Mapping[str, str]) -> Launch:
-        """Start torchrun in a process group of its own: a Ctrl-C goes to the agent alone."""
+        """Start torchrun in a process group of its own: a Ctrl-C goes to the agent alone.
+
+        What it is spared stays blocked in its workers, until they handle it.
+        """
         argv = [*python_argv("tmover.agent.torchrun"), *self._command.torchrun_argv()]
         environment = {**os.environ, **env, PARENT: str(os.getpid())}
-        return _Torchrun(os.posix_spawn(argv[0], argv, environment, setpgroup=0))
+        pid = os.posix_spawn(argv[0], argv, environment, setpgroup=0, setsigmask=SPARED)
+        return _Torchrun(pid)
 
     def close(self) -> None:
         """Nothing is kept."""

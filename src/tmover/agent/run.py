@@ -23,7 +23,7 @@ from tmover.agent.launcher import Launcher
 from tmover.agent.signals import SignalPipe
 from tmover.agent.team import Team
 from tmover.agent.uplink import Uplink
-from tmover.config import AgentEnvironment, Config
+from tmover.config import AgentEnvironment, Config, is_slurm_job
 from tmover.core.events import (
     Abort,
     Answered,
@@ -111,6 +111,7 @@ class Agent:
         self._stop: Stop | None = None
         self._signal: int | None = None
         self._exit: Exit | None = None
+        self._refusal = ""
         self._started_at = self._watch_at = self._reassure_at = time.monotonic()
         self._stop_by = math.inf
 
@@ -148,6 +149,9 @@ class Agent:
             if uplink.wrong_key():
                 raise ConfigError(uplink.explain())
             if now - self._started_at > self._config.join_s:
+                if self._refusal:
+                    msg = f"{self._refusal}: submit its script with `tmover submit`"
+                    raise Refused(msg)
                 raise ControllerUnavailable(uplink.explain())
         if self._stop is not None and (not self._team.is_running or now >= self._stop_by):
             self._team.end()
@@ -202,6 +206,9 @@ class Agent:
         elif isinstance(message, _RELAYED):
             self._team.relay(message)
         elif isinstance(message, wire.RefusedReply):
+            if message.is_unknown and is_slurm_job(self._joined.job) and self._welcome is None:
+                self._refusal = message.text  # Slurm may start it before the controller is told
+                return
             if self._welcome is None:
                 raise Refused(message.text)
             logger.warning("the controller refused: %s", message.text)

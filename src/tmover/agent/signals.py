@@ -11,12 +11,14 @@ from types import FrameType, TracebackType
 class SignalPipe:
     """Within its block, the given signals do nothing but become readable here.
 
+    Those that were blocked and have come before become readable too.
     A signal that was ignored before stays ignored: `nohup` means it.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = list(numbers)
         self._before: dict[int, signal._HANDLER] = {}
+        self._mask_before: set[int] = set()
         self._wakeup_before = -1
         self._read = self._write = -1
 
@@ -38,6 +40,7 @@ class SignalPipe:
         for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)
+        self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)
         return self
 
     def __exit__(
@@ -47,6 +50,7 @@ class SignalPipe:
         trace: TracebackType | None,
     ) -> None:
         """Put everything back as it was."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)

@@ -13,6 +13,7 @@ from tmover.agent.intercom import Intercom, new_address
 from tmover.agent.launcher import Launcher
 from tmover.config import AgentConfig
 from tmover.core.events import CARRIED_ALONG, AnyOrder, FromAgent, Joined, Welcome
+from tmover.process import SPARED
 
 _LAST_WORD_MS = 20
 
@@ -27,6 +28,8 @@ class Team:
         self._crew: Crew | None = None
         self._intercom: Intercom | None = None
         self._address = ""
+        self._early: dict[int, None] = {}
+        """Signals that came before the launch had trained: workers that come later get them."""
 
     @property
     def is_running(self) -> bool:
@@ -95,13 +98,17 @@ class Team:
                 yield message
             elif self._crew is not None:
                 self._crew.add(message.local_rank, message.pid)
+                for number in self._early:
+                    self._crew.signal(number, only=message.local_rank)
 
     def lives(self) -> bool:
         """Whether there is a launch, and all its workers live."""
         return self._crew is not None and self._crew.lives()
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to the workers."""
+        """Pass a signal on to the workers; SIGUSR1 and SIGUSR2 also to those that come yet."""
+        if number in SPARED and not self.has_trained:
+            self._early[number] = None
         if self._crew is not None:
             self._crew.signal(number)
 

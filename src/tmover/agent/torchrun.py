@@ -6,6 +6,9 @@ file in memory that no other user can open, and nothing listens.
 
 With `--count KIND` it prints how many workers `--nproc-per-node KIND` means on this node instead:
 the agent must know that, and imports no torch.
+
+The agent starts it with SIGUSR1 and SIGUSR2 blocked, which Slurm sends to all processes of a job:
+torchrun would die of them. Its workers inherit that, until they handle both.
 """
 
 from __future__ import annotations

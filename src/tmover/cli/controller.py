@@ -32,6 +32,7 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     from tmover.controller.daemon import run
     from tmover.controller.keys import private_directory
     from tmover.scheduler.local import LocalScheduler
+    from tmover.scheduler.slurm.allocations import slurm_allocations
 
     configuration = load(config)
     if bind is not None:
@@ -43,8 +44,9 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     def ready(address: Address) -> None:
         click.echo(f"tmover: controller of {directory} listens on {address.address}", err=True)
 
+    allocations = slurm_allocations(directory, configuration)
     try:
-        sys.exit(run(configuration, directory, scheduler, on_ready=ready))
+        sys.exit(run(configuration, directory, scheduler, allocations, on_ready=ready))
     finally:
         if scheduler.is_gone():  # nobody else can find the standbys that were ordered
             scheduler.end_launched()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,9 @@ def command(
     from tmover.agent.place import introduce
     from tmover.agent.run import run
     from tmover.config import AgentEnvironment, load
+    from tmover.process import SPARED
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)  # until the agent listens to them
     checked = check_script(script, module=module)
     passed = _passed_on(flags)
     configuration = load(config)

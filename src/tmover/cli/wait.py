@@ -68,12 +68,14 @@ def own_job(environ: Mapping[str, str]) -> str | None:
     >>> own_job({"SLURM_JOB_ID": "17"}), own_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
     ('slurm17', 'slurm17r1')
     """
+    from tmover.config import slurm_job
+
     if environ.get("TMOVER_JOB"):
         return environ["TMOVER_JOB"]
-    if not environ.get("SLURM_JOB_ID"):
+    number, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+    if not number.isdecimal():
         return None
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    return f"slurm{environ['SLURM_JOB_ID']}" + (f"r{restarts}" if restarts not in ("", "0") else "")
+    return slurm_job(int(number), int(restarts) if restarts.isdecimal() else 0)
 
 
 class Lookout:

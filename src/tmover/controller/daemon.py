@@ -9,7 +9,7 @@ import os
 import pathlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,8 +21,9 @@ from tmover.controller.desk import Desk
 from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal
 from tmover.controller.shell import Controller
+from tmover.controller.users import Users
 from tmover.errors import ConfigError, ControllerUnavailable
-from tmover.scheduler.interface import Scheduler
+from tmover.scheduler.interface import Allocations, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ async def serve(
     config: Config,
     state: pathlib.Path,
     scheduler: Scheduler,
+    allocations: Allocations | None = None,
     *,
     on_ready: Callable[[Address], None] | None = None,
 ) -> int:
@@ -48,13 +50,25 @@ async def serve(
         stack.callback(journal.close)
         server, client = keys.make(state)
         desk = Desk(journal)
-        gate = _open_gate(config.controller.bind, state, server, client)
+        users = Users(state, config.controller.users, server)
+        gate = _open_gate(config.controller.bind, state, server, client, users.keys)
         stack.callback(gate.close)
         boot = secrets.token_hex(8)
-        controller = Controller(config, state, boot=boot, desk=desk, gate=gate, scheduler=scheduler)
+        controller = Controller(
+            config,
+            state,
+            boot=boot,
+            desk=desk,
+            gate=gate,
+            scheduler=scheduler,
+            allocations=allocations,
+        )
         address = Address(address=gate.address, pid=os.getpid(), boot=boot)
-        keys.write_private(state / ADDRESS_FILE, msgspec.json.encode(address) + b"\n")
+        announced = msgspec.json.encode(address) + b"\n"
+        keys.write_private(state / ADDRESS_FILE, announced)
+        users.announce(ADDRESS_FILE, announced)
         stack.callback(_withdraw, state, address)
+        stack.callback(users.withdraw, ADDRESS_FILE)
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)
@@ -68,11 +82,12 @@ def run(
     config: Config,
     state: pathlib.Path,
     scheduler: Scheduler,
+    allocations: Allocations | None = None,
     *,
     on_ready: Callable[[Address], None] | None = None,
 ) -> int:
     """Run `serve` in an event loop of its own."""
-    return asyncio.run(serve(config, state, scheduler, on_ready=on_ready))
+    return asyncio.run(serve(config, state, scheduler, allocations, on_ready=on_ready))
 
 
 def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Signals]:
@@ -133,11 +148,17 @@ def _withdraw(state: pathlib.Path, address: Address) -> None:
             (state / ADDRESS_FILE).unlink(missing_ok=True)
 
 
-def _open_gate(bind: str, state: pathlib.Path, server: keys.Keypair, client: keys.Keypair) -> Gate:
+def _open_gate(
+    bind: str,
+    state: pathlib.Path,
+    server: keys.Keypair,
+    client: keys.Keypair,
+    users: Mapping[bytes, str],
+) -> Gate:
     """Bind. With port 0, to the port of a controller that was killed here, if it is still free."""
     if bind.endswith(":0"):
         with contextlib.suppress(ControllerUnavailable, ConfigError):
             before = read_address(state).address
             if before.rpartition(":")[0] == bind.rpartition(":")[0]:
-                return Gate(before, server=server, client=client)
-    return Gate(bind, server=server, client=client)
+                return Gate(before, server=server, client=client, users=users)
+    return Gate(bind, server=server, client=client, users=users)

@@ -27,6 +27,7 @@ from tmover.core.events import (
     Wait,
 )
 from tmover.core.job import Job, decide
+from tmover.core.phase import Stage
 from tmover.errors import JournalError
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,20 @@ class Desk:
         """Return the id of a job to be."""
         self._next += 1
         return str(self._next - 1)
+
+    def of(self, user: str) -> dict[str, Ledger]:
+        """Return the jobs of a user, oldest first; "" means those of all."""
+        return {n: led for n, led in self.ledgers.items() if user in ("", led.job.owner)}
+
+    def owners(self) -> dict[str, str]:
+        """Return the owner of each job."""
+        return {name: ledger.job.owner for name, ledger in self.ledgers.items()}
+
+    def live_allocated(self) -> dict[str, Job]:
+        """Return the jobs in allocations of the scheduler that have not ended."""
+        jobs = {name: ledger.job for name, ledger in self.ledgers.items()}
+        ended = Stage.ENDED
+        return {n: job for n, job in jobs.items() if job.allocated and job.phase.stage is not ended}
 
     def write(self, entries: Sequence[Entry]) -> set[str]:
         """Have the entries on disk; return the jobs whose journal could not be written."""

@@ -1,4 +1,4 @@
-"""What the controller has the scheduler do: fence nodes, and find new ones.
+"""What the controller has the scheduler do: fence nodes, give them back, find new ones, end jobs.
 
 A call may take seconds, so it runs in a thread. A call that fails is made again for as long as it
 is wanted, however long the scheduler is away; that it succeeded is journaled (`Settled`), so that a
@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Hashable
 
 from tmover.controller.desk import Ledger
 from tmover.controller.journal import Settled
-from tmover.core.events import EndNode, Errand, OrderNode
+from tmover.controller.presence import Who
+from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.core.phase import Stage
 from tmover.errors import SchedulerError
-from tmover.scheduler.interface import Scheduler
+from tmover.scheduler.interface import Allocations, Outcome, Scheduler
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_MAX_S = 30.0
+_GOODBYE_S = 30.0
+"""How long the node of an agent that was let go is not touched while the agent is still there."""
 
 
 class Errands:
     """Runs the scheduler's calls: one order per job and one fence per node at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, *, again_s: float, post: Callable[[Settled], None]
+        self,
+        scheduler: Scheduler,
+        *,
+        again_s: float,
+        post: Callable[[Settled], None],
+        allocations: Allocations | None = None,
+        is_there: Callable[[Who], bool] = lambda _: False,
     ) -> None:
+        """`allocations` serve the jobs that have some; `is_there` says who is still heard of."""
         self._scheduler = scheduler
+        self._allocations = allocations
+        self._is_there = is_there
         self._again_s = again_s
         self._post = post
         self._busy: set[Hashable] = set()
@@ -57,37 +70,54 @@ class Errands:
 
     async def _run(self, ledger: Ledger, effect: Errand) -> None:
         """Make the call until it succeeds or is not wanted any more."""
-        pause = self._again_s
+        pause, note, trouble = self._again_s, "", ""
+        if isinstance(effect, ReleaseNode):
+            await self._see_off(Who(effect.job, effect.agent))
         while _is_wanted(ledger, effect):
-            trouble = await asyncio.to_thread(self._try, effect)
-            if not trouble:
+            is_done, text = await asyncio.to_thread(self._try, ledger, effect)
+            if is_done:
+                note = text
                 break
-            logger.warning("%s, asking again", trouble, extra={"job_id": effect.job})
+            if text and text != trouble:
+                logger.warning("%s, asking again", text, extra={"job_id": effect.job})
+            trouble = text
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _AGAIN_MAX_S)
-        self._post(Settled(job=effect.job, effect=effect))
+            pause = min(pause * 2, _AGAIN_MAX_S) if text else self._again_s
+        self._post(Settled(job=effect.job, effect=effect, note=note))
 
-    def _try(self, effect: Errand) -> str:
-        """Make the call, in a thread; return why it came to nothing, or ""."""
+    async def _see_off(self, who: Who) -> None:
+        """Wait until the agent is gone: its node is taken from it only after its workers' end."""
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._is_there(who) and time.monotonic() < deadline:  # noqa: ASYNC110 - a lease ends
+            await asyncio.sleep(self._again_s)
+
+    def _try(self, ledger: Ledger, effect: Errand) -> Outcome:
+        """Make the call, in a thread."""
         try:
-            return self._order(effect) if isinstance(effect, OrderNode) else self._end(effect)
+            if ledger.job.allocated:
+                if self._allocations is None:
+                    return Outcome.not_yet("Slurm's commands are not on this machine")
+                return self._allocations.carry_out(effect)
+            if isinstance(effect, OrderNode):
+                return self._order(effect)
+            return self._end(effect) if isinstance(effect, EndNode) else Outcome.done()
         except (SchedulerError, OSError) as error:
-            return str(error)
+            return Outcome.not_yet(str(error))
 
-    def _order(self, effect: OrderNode) -> str:
+    def _order(self, effect: OrderNode) -> Outcome:
         node = self._scheduler.order(effect.job, effect.exclude)
         if node is None:
-            return f"no node is free for a standby of job {effect.job}"
+            return Outcome.not_yet(f"no node is free for a standby of job {effect.job}")
         logger.info("ordered %s for job %s", node, effect.job, extra={"job_id": effect.job})
-        return ""
+        return Outcome.done()
 
-    def _end(self, effect: EndNode) -> str:
+    def _end(self, effect: EndNode) -> Outcome:
         """Fence the node, unless it carries another job by now."""
         jobs = {node.job for node in self._scheduler.nodes() if node.name == effect.node}
         if jobs <= {"", effect.job}:
             self._scheduler.end(effect.node, effect.reason)
             logger.info("fenced %s", effect.node, extra={"job_id": effect.job})
-        return ""
+        return Outcome.done()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -98,17 +128,19 @@ class Errands:
 def _is_wanted(ledger: Ledger, effect: Errand) -> bool:
     """Return whether the job still waits for it.
 
-    An order is moot once enough standbys came or the job has ended; a fence, once the job has an
-    agent there again.
+    An order is moot once enough standbys came or the job has ended; a fence, and giving a node
+    back, once the job has an agent there again.
     """
     job = ledger.job
     if effect not in ledger.effects:
         return False
     if isinstance(effect, OrderNode):
         return job.ordered.nodes > 0 and job.phase.stage is not Stage.ENDED
+    if isinstance(effect, EndJob):
+        return True
     return all(agent.node != effect.node for agent in job.agents.values())
 
 
 def _key(effect: Errand) -> Hashable:
     """Return what is not asked twice at the same time."""
-    return effect if isinstance(effect, EndNode) else effect.job
+    return effect.job if isinstance(effect, OrderNode) else effect

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import socket
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import zmq
@@ -37,12 +38,23 @@ _SUCH_AS = "such as tcp://127.0.0.1:5599"
 class Gate:
     """The bound socket. Must be made, used and closed inside the event loop."""
 
-    def __init__(self, bind: str, *, server: Keypair, client: Keypair) -> None:
-        """Bind. Raises `ConfigError` if the address cannot be had."""
+    def __init__(
+        self,
+        bind: str,
+        *,
+        server: Keypair,
+        client: Keypair,
+        users: Mapping[bytes, str] | None = None,
+    ) -> None:
+        """Bind. `users` are let in beside `client`, by their public keys.
+
+        Raises `ConfigError` if the address cannot be had.
+        """
         _check(bind)
+        self._users = {client.public: "", **(users or {})}
         self._context = zmq.asyncio.Context()
         self._zap = AsyncioAuthenticator(self._context)
-        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKey(client.public))
+        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(frozenset(self._users)))
         self._zap.start()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.router_mandatory = 1
@@ -73,12 +85,17 @@ class Gate:
             "//[::]:", f"//{socket.gethostname()}:"
         )
 
-    async def receive(self) -> tuple[bytes, wire.ToController]:
-        """Return the next message that can be read, and the route back to who sent it."""
+    async def receive(self) -> tuple[bytes, wire.ToController, str]:
+        """Return the next message that can be read, the route back to who sent it, and its user.
+
+        The user is "" if it is sent with the controller's own client key.
+        """
         while True:
-            route, *frames = await self._socket.recv_multipart()
+            parts = await self._socket.recv_multipart(copy=False)
+            route, *frames = (part.bytes for part in parts)
+            key = str(parts[-1].get("User-Id")).encode()
             try:
-                return route, wire.decode_event(frames)
+                return route, wire.decode_event(frames), self._users[key]
             except ProtocolError as error:
                 logger.warning("refused a message: %s", error)
                 self.send(route, wire.RefusedReply(text=str(error)))
@@ -113,15 +130,15 @@ def _check(bind: str) -> None:
         raise ConfigError(msg)
 
 
-class _OnlyKey:
-    """Lets in who holds one key."""
+class _OnlyKeys:
+    """Lets in who holds one of some keys."""
 
-    def __init__(self, public: bytes) -> None:
+    def __init__(self, public: Collection[bytes]) -> None:
         self._public = public
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether `key`, which the peer proved to hold, is the one."""
-        if key == self._public:
+        """Return whether `key`, which the peer proved to hold, is one of them."""
+        if key in self._public:
             return True
         logger.warning("refused a connection: the key %s is not ours", key.decode(errors="replace"))
         return False

@@ -65,8 +65,9 @@ class Journal:
         self._lock = _lock(self._directory / "lock")
 
     def jobs(self) -> list[str]:
-        """Return the ids of all jobs."""
-        return sorted(p.stem for p in self._directory.glob("*.jsonl") if _NAME.fullmatch(p.stem))
+        """Return the ids of all jobs, in the order of their numbers."""
+        names = (p.stem for p in self._directory.glob("*.jsonl") if _NAME.fullmatch(p.stem))
+        return sorted(names, key=lambda name: [int(n) for n in re.findall("[0-9]+", name)])
 
     def next_id(self) -> str:
         """Return an id that no job here ever had, one whose journal was moved away included."""

@@ -55,8 +55,8 @@ def make(state: pathlib.Path) -> tuple[Keypair, Keypair]:
     The caller holds the state directory's lock. Raises `ConfigError` if a key cannot be read.
     """
     directory = private_directory(state / "keys")
-    server = _read_or_make(directory / "server.key")
-    client = _read_or_make(directory / "client.key")
+    server = read_or_make(directory / "server.key")
+    client = read_or_make(directory / "client.key")
     if _bytes_of(directory / "server.pub") != server.public + b"\n":
         write_private(directory / "server.pub", server.public + b"\n")
     return server, client
@@ -106,14 +106,16 @@ def private_directory(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def write_private(path: pathlib.Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+def write_private(path: pathlib.Path, data: bytes, *, uid: int | None = None) -> None:
+    """Write a file that only its owner (`uid`) can read, whole or not at all."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:  # mode 0600
             beside = pathlib.Path(file.name)
             try:
                 file.write(data)
                 file.flush()
+                if uid is not None:
+                    os.fchown(file.fileno(), uid, -1)
                 os.fsync(file.fileno())
                 beside.replace(path)
             except BaseException:
@@ -124,7 +126,8 @@ def write_private(path: pathlib.Path, data: bytes) -> None:
         raise ConfigError(msg) from error
 
 
-def _read_or_make(path: pathlib.Path) -> Keypair:
+def read_or_make(path: pathlib.Path, *, uid: int | None = None) -> Keypair:
+    """Return the key pair in `path`, made now if it is missing; the file is made `uid`'s."""
     try:
         is_there = path.exists()
     except OSError as error:
@@ -132,7 +135,7 @@ def _read_or_make(path: pathlib.Path) -> Keypair:
         raise ConfigError(msg) from error
     if not is_there:
         public, secret = zmq.curve_keypair()
-        write_private(path, public + b"\n" + secret + b"\n")
+        write_private(path, public + b"\n" + secret + b"\n", uid=uid)
     return _read_pair(path)
 
 

@@ -11,6 +11,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tmover import wire
+from tmover.core.events import Answered, Exited, FromAgent, Joined, Launched, Left
+
 ASK_AGAIN_S = 1.0
 """An agent is not asked who it is more often than this."""
 
@@ -20,6 +23,13 @@ class Who(NamedTuple):
 
     job: str
     agent: str
+
+
+def speaker(event: FromAgent) -> Who:
+    """Return the agent that an event comes from."""
+    if isinstance(event, (Joined, Launched, Exited, Left, Answered)):
+        return Who(event.job, event.agent)
+    return Who(event.job, wire.agent_of(event.worker))
 
 
 @dataclasses.dataclass

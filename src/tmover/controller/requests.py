@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Union
 
@@ -46,12 +47,16 @@ def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
 
 
 def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:
-    """Return the job meant. Raises `Refused` if it is unknown, or None and not the only one."""
+    """Return the job meant: by its name, or by Slurm's id, which means its last incarnation.
+
+    Raises `Refused` if it is unknown, or None and not the only one.
+    """
     if job is not None:
-        if job not in ledgers:
+        incarnations = [n for n in ledgers if re.fullmatch(f"slurm{re.escape(job)}(r[0-9]+)?", n)]
+        if job not in ledgers and not incarnations:
             msg = f"there is no job {job} here"
             raise Refused(msg)
-        return job
+        return job if job in ledgers else incarnations[-1]
     live = [name for name, ledger in ledgers.items() if ledger.job.phase.stage is not Stage.ENDED]
     if not live:
         msg = "no job runs here"

@@ -19,16 +19,17 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config
-from tmover.controller import keys, requests, status
+from tmover.controller import keys, requests, users
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
 from tmover.controller.gate import Gate
+from tmover.controller.intake import Intake
 from tmover.controller.journal import Entry, Settled
-from tmover.controller.presence import Presence, Who
-from tmover.controller.watch import Watch
+from tmover.controller.presence import Presence, Who, speaker
+from tmover.controller.status import Views
+from tmover.controller.watch import AllocationWatch, Watch
 from tmover.core.events import (
     Action,
-    Answered,
     AnyEvent,
     AnyOrder,
     ArmDeadline,
@@ -37,9 +38,7 @@ from tmover.core.events import (
     EndNode,
     Event,
     Exited,
-    FromAgent,
     Joined,
-    Launched,
     LeaseExpired,
     Left,
     Note,
@@ -47,12 +46,14 @@ from tmover.core.events import (
     OrderNode,
     ReleaseNode,
     Stop,
+    Submitted,
     Wait,
 )
 from tmover.core.job import resume, wake
 from tmover.core.phase import Stage
-from tmover.errors import ConfigError, Refused
-from tmover.scheduler.interface import Scheduler
+from tmover.core.roster import Job
+from tmover.errors import ConfigError, Refused, SchedulerError
+from tmover.scheduler.interface import Allocations, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,12 @@ _WRITE_AGAIN_S = 1.0
 
 
 class Said(NamedTuple):
-    """A message, and the connection it came over."""
+    """A message, the connection it came over, and who sent it."""
 
     route: bytes
     message: wire.ToController
+    user: str = ""
+    """Whose key it was sent with; "" is who runs the controller."""
 
 
 Item = Union[Said, AnyEvent, Settled]
@@ -89,6 +92,7 @@ class Controller:
         desk: Desk,
         gate: Gate,
         scheduler: Scheduler,
+        allocations: Allocations | None = None,
     ) -> None:
         self._config = config
         self._state = state
@@ -96,14 +100,31 @@ class Controller:
         self._desk = desk
         self._gate = gate
         self._presence = Presence(config.controller.lease_s)
+        self._allocations = allocations
+        self._intake = Intake(state, desk, allocations)
+        poll_s = config.controller.poll_s
+        self._views = Views(desk, self._presence)
         self._watch = Watch(
-            scheduler,
-            poll_s=config.controller.poll_s,
+            scheduler, poll_s=poll_s, agents_on=self._views.local_agents, post=self.post
+        )
+        self._allocated = None if allocations is None else AllocationWatch(
+            allocations,
+            poll_s=poll_s,
+            live=desk.live_allocated,
             agents_on=self._presence.on_node,
             post=self.post,
+            requeued=self._requeued,
+        )  # fmt: skip
+        if self._allocated is not None and allocations is not None:
+            self._views.allocation = self._allocated.seen
+            self._views.scheduler = allocations.load
+        self._errands = Errands(
+            scheduler,
+            allocations=allocations,
+            again_s=poll_s,
+            post=self.post,
+            is_there=lambda who: self._presence.seen(who) is not None,
         )
-        again_s = config.controller.poll_s
-        self._errands = Errands(scheduler, again_s=again_s, post=self.post)
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._timers: dict[DeadlinePassed, asyncio.TimerHandle] = {}
         """By the event that each posts when it fires."""
@@ -117,6 +138,8 @@ class Controller:
         """Go on where the journal ends; work until cancelled, or until something cannot go on."""
         self._take_up()
         parts = [self._handle(), self._receive(), self._expire(), self._watch.run()]
+        if self._allocated is not None:
+            parts.append(self._allocated.run())
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +207,7 @@ class Controller:
         """Return the item with what the journal is to hold of it, or with why it is refused."""
         try:
             return Work(item, self._entry(item))
-        except (Refused, ConfigError) as error:
+        except (Refused, ConfigError, SchedulerError) as error:
             return Work(item, refusal=str(error))
         except Exception:  # one message's trouble is not the others'
             logger.exception("could not read %s", item)
@@ -192,11 +215,15 @@ class Controller:
 
     def _entry(self, item: Item) -> Entry | None:
         """Return what the journal is to hold of `item`. Raises `Refused` or `ConfigError`."""
+        if isinstance(item, Submitted):
+            return None if item.job in self._desk.ledgers else self._stamp(item)
         if not isinstance(item, Said):
             job = self._desk.ledgers[item.job].job
             is_late = job.phase.stage is Stage.ENDED and not isinstance(item, Settled)
             return None if is_late else self._stamp(item)
         message = item.message
+        if item.user:
+            users.check(item.user, message, self._desk.owners())
         if not isinstance(message, wire.Heartbeat):
             logger.debug("heard %s", message)
         if isinstance(message, Event):
@@ -206,12 +233,11 @@ class Controller:
                 keys.read_secret(self._state, message.job)  # without it nobody can be greeted
             return self._stamp(message)
         if isinstance(message, wire.SubmitRequest):
-            event = requests.submitted(message, self._desk.new_id())
-            keys.make_secret(self._state, event.job)
-            return self._stamp(event)
+            event = self._intake.submitted(message)
+            return None if isinstance(event, str) else self._stamp(event)
         if isinstance(message, (wire.MoveRequest, wire.ReadyRequest, wire.CancelRequest)):
-            name = requests.choose(self._desk.ledgers, message.job)
-            return self._stamp(requests.event(self._status(name), message))
+            name = requests.choose(self._desk.of(item.user), message.job)
+            return self._stamp(requests.event(self._views.of(name), message))
         return None
 
     def _carry_out(self, work: Work, failed: Container[str]) -> None:
@@ -219,34 +245,40 @@ class Controller:
             if work.entry is not None and work.entry.job in failed:
                 self._put_off(work)
             elif isinstance(work.item, Said):
-                self._answer(work, work.item.route, work.item.message)
+                self._answer(work, work.item)
             elif work.entry is not None:
                 self._decide(work.entry)
         except Exception:  # one message's trouble is not the others'
             logger.exception("could not handle %s", work.item)
 
-    def _answer(self, work: Work, route: bytes, message: wire.ToController) -> None:
-        """Handle what was said over `route`."""
+    def _answer(self, work: Work, said: Said) -> None:
+        """Handle what was said."""
+        route, message = said.route, said.message
         if work.refusal:
             logger.warning("refused %s: %s", type(message).__name__, work.refusal)
-            self._gate.send(route, wire.RefusedReply(text=work.refusal))
+            is_unknown = isinstance(message, Event) and message.job not in self._desk.ledgers
+            self._gate.send(route, wire.RefusedReply(text=work.refusal, is_unknown=is_unknown))
         elif isinstance(message, wire.Heartbeat):
             self._heartbeat(route, message)
         elif isinstance(message, wire.StatusRequest):
-            self._gate.send(route, self._status_reply(message))
+            self._gate.send(route, self._views.reply(message, said.user))
         elif isinstance(message, Joined):
             self._join(route, message, work.entry)
+        elif isinstance(message, wire.SubmitRequest) and work.entry is None:
+            name = self._intake.submitted(message)
+            self._gate.send(route, wire.Accepted(text=f"job {name} is known here", job=str(name)))
         elif work.entry is not None:
             actions = self._decide(work.entry)
             if isinstance(message, wire.Request):
                 self._gate.send(route, requests.answer(work.entry, actions))
             else:
-                self._heard(route, _who(message))
+                self._heard(route, speaker(message))
 
     def _heartbeat(self, route: bytes, message: wire.Heartbeat) -> None:
         who = Who(message.job, message.agent)
         if message.job not in self._desk.ledgers:
-            self._gate.send(route, wire.RefusedReply(text=_unknown(message.job)))
+            text = _unknown(message.job)
+            self._gate.send(route, wire.RefusedReply(text=text, is_unknown=True))
         elif self._heard(route, who):
             self._presence.step(who, message.steps)
             heard = wire.Heard(job=who.job, agent=who.agent, boot=self._boot)
@@ -301,6 +333,8 @@ class Controller:
                 extra = {"job_id": entry.job, "epoch": entry.epoch}
                 wait_s = self._wait_s(entry.wait)
                 logger.info("%s_s (%s s) passed", entry.wait.value, wait_s, extra=extra)
+        if self._allocations is not None and isinstance(entry, (Left, Exited, LeaseExpired)):
+            self._allocations.nudge()
         stage = ledger.job.phase.stage
         if stage is not before:
             was = "nothing" if before is None else before.value
@@ -359,23 +393,10 @@ class Controller:
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)
 
-    def _status(self, job: str) -> wire.JobStatus:
-        return status.of(self._desk.ledgers[job], self._presence)
-
-    def _status_reply(self, message: wire.StatusRequest) -> wire.AnyReply:
-        try:
-            jobs = requests.shown(self._desk.ledgers, message)
-        except Refused as refusal:
-            return wire.RefusedReply(text=str(refusal))
-        more = 0 if message.job is not None else len(self._desk.ledgers) - len(jobs)
-        return wire.StatusReply(jobs=tuple(map(self._status, jobs)), more=more)
-
-
-def _who(event: FromAgent) -> Who:
-    """Return the agent that an event comes from."""
-    if isinstance(event, (Joined, Launched, Exited, Left, Answered)):
-        return Who(event.job, event.agent)
-    return Who(event.job, wire.agent_of(event.worker))
+    def _requeued(self, job: Job) -> None:
+        event = self._intake.requeued(job)
+        if event is not None:
+            self.post(event)
 
 
 def _unknown(job: str) -> str:

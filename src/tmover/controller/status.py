@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from tmover import wire
-from tmover.controller.desk import Ledger
+from tmover.controller import requests
+from tmover.controller.desk import Desk, Ledger
 from tmover.controller.presence import Presence, Seen, Who
 from tmover.core.view import MoveView, SlotView, StandbyView, view
+from tmover.errors import Refused
+from tmover.scheduler.interface import Allocation
+
+
+class Views:
+    """Looks at all jobs of a controller."""
+
+    def __init__(self, desk: Desk, presence: Presence) -> None:
+        self._desk = desk
+        self._ledgers = desk.ledgers
+        self._presence = presence
+        self.allocation: Callable[[str], Allocation | None] = lambda _: None
+        """What the scheduler holds for a job, as far as it is known."""
+        self.scheduler: Callable[[], str] = lambda: ""
+        """How the scheduler is, in a few words."""
+
+    def of(self, job: str) -> wire.JobStatus:
+        """Return the status of one job."""
+        status = of(self._ledgers[job], self._presence)
+        held = self.allocation(job)
+        if held is None:
+            return status
+        return msgspec.structs.replace(status, allocations=(held.text, *held.standbys))
+
+    def reply(self, request: wire.StatusRequest, user: str = "") -> wire.AnyReply:
+        """Return what is asked for, as far as it is the user's."""
+        ledgers = self._desk.of(user)
+        try:
+            jobs = requests.shown(ledgers, request)
+        except Refused as refusal:
+            return wire.RefusedReply(text=str(refusal))
+        more = 0 if request.job is not None else len(ledgers) - len(jobs)
+        shown = tuple(map(self.of, jobs))
+        return wire.StatusReply(jobs=shown, more=more, scheduler=self.scheduler())
+
+    def local_agents(self, node: str) -> list[Who]:
+        """Return the agents on a node of the local scheduler."""
+        on_node = self._presence.on_node(node)
+        return [who for who in on_node if not self._ledgers[who.job].job.allocated]
 
 
 def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.JobStatus:

@@ -1,17 +1,35 @@
-"""The controller's eyes on the scheduler: a node that drains or fails becomes an event."""
+"""The controller's eyes on the scheduler.
+
+A node that drains or fails becomes an event, and so does the end of a job's allocation.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from tmover.controller.presence import Who
-from tmover.core.events import AnyEvent, MoveRequested, NodeLost
+from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, NodeLost
+from tmover.core.roster import Job
 from tmover.errors import SchedulerError
-from tmover.scheduler.interface import NodeInfo, NodeState, Scheduler
+from tmover.scheduler.interface import Allocation, Allocations, Fate, NodeInfo, NodeState
 
 logger = logging.getLogger(__name__)
+
+
+_TROUBLED = (NodeState.DRAINING, NodeState.FAILING, NodeState.DOWN)
+_MISSED = 3
+"""Looks in a row at which the scheduler does not know a job that has no node left."""
+
+
+class Nodes(Protocol):
+    """Whoever knows the states of nodes."""
+
+    def nodes(self) -> list[NodeInfo]:
+        """Return all nodes. Raises `SchedulerError`."""
+        ...
 
 
 class Watch:
@@ -19,7 +37,7 @@ class Watch:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Nodes,
         *,
         poll_s: float,
         agents_on: Callable[[str], Iterable[Who]],
@@ -54,14 +72,99 @@ class Watch:
         found: list[AnyEvent] = []
         told: set[tuple[Who, NodeState]] = set()
         for node in nodes:
-            if node.state not in (NodeState.DRAINING, NodeState.DOWN):
+            if node.state not in _TROUBLED:
                 continue
             reason = node.reason or f"the scheduler says it is {node.state.value}"
             for who in self._agents_on(node.name):
                 told.add((who, node.state))
                 if (who, node.state) in self._told:
                     continue
-                kind = MoveRequested if node.state is NodeState.DRAINING else NodeLost
+                kind = NodeLost if node.state is NodeState.DOWN else MoveRequested
                 found.append(kind(job=who.job, node=node.name, reason=reason))
         self._told = told
         return list(dict.fromkeys(found))
+
+
+class AllocationWatch:
+    """Looks after jobs in allocations of the scheduler: their nodes, and their own fate."""
+
+    def __init__(
+        self,
+        allocations: Allocations,
+        *,
+        poll_s: float,
+        live: Callable[[], Mapping[str, Job]],
+        agents_on: Callable[[str], Iterable[Who]],
+        post: Callable[[AnyEvent], None],
+        requeued: Callable[[Job], None],
+    ) -> None:
+        """`live` are the jobs that have not ended; `requeued` begins a job's next incarnation."""
+        self._allocations = allocations
+        self._poll_s = poll_s
+        self._live = live
+        self._post = post
+        self._requeued = requeued
+        self._missed: dict[str, int] = {}
+        self._seen: dict[str, Allocation] = {}
+        self._nodes = Watch(
+            allocations,
+            poll_s=poll_s,
+            agents_on=lambda node: [who for who in agents_on(node) if who.job in live()],
+            post=post,
+        )
+
+    def seen(self, job: str) -> Allocation | None:
+        """Return what was last seen of a job."""
+        return self._seen.get(job)
+
+    async def run(self) -> None:
+        """Poll for ever, as long as there is something to look after."""
+        trouble = ""
+        while True:
+            jobs = dict(self._live())
+            try:
+                if jobs:
+                    nodes = await asyncio.to_thread(self._allocations.nodes)
+                    found = await asyncio.to_thread(self._allocations.look, jobs)
+                    self._take(jobs, nodes, found)
+                    if trouble:
+                        logger.info("Slurm answers again")
+                trouble = ""
+            except (SchedulerError, OSError) as error:
+                if not trouble:
+                    logger.warning("Slurm did not answer, nothing is concluded: %s", error)
+                trouble = str(error)
+            await asyncio.sleep(self._poll_s)
+
+    def _take(
+        self, jobs: Mapping[str, Job], nodes: Iterable[NodeInfo], found: Iterable[Allocation]
+    ) -> None:
+        self._seen = {one.job: one for one in found}
+        for event in self._nodes.events(nodes):
+            self._post(event)
+        for name, one in self._seen.items():
+            if name not in self._live():
+                continue
+            if one.fate is Fate.REQUEUED:
+                self._requeued(jobs[name])
+            missed = self._missed.get(name, 0) + 1 if one.fate is Fate.MISSING else 0
+            self._missed[name] = missed
+            end = verdict(self._live()[name], one, missed=missed)
+            if end is not None:
+                self._post(end)
+
+
+def verdict(job: Job, found: Allocation, *, missed: int = 0) -> CancelRequested | None:
+    """Return the end of a job that its main allocation's fate means, None if it means none.
+
+    An allocation that has ended by itself ends the job only if no slot is held any more: ranks that
+    have moved to other allocations train on.
+    """
+    if found.fate is Fate.REQUEUED:
+        return CancelRequested(job=job.name, reason=f"{found.text}: it begins anew", code=CANCELLED)
+    if found.fate is Fate.STOPPED:
+        return CancelRequested(job=job.name, reason=found.text, code=CANCELLED)
+    is_over = found.fate is Fate.ENDED or (found.fate is Fate.MISSING and missed >= _MISSED)
+    if is_over and not any(job.is_alive(agent) for agent in job.slots):
+        return CancelRequested(job=job.name, reason=f"{found.text}, and no node is left", code=1)
+    return None

@@ -240,7 +240,7 @@ def _follow(draft: Draft) -> None:
     before = None
     while draft.job is not before and not isinstance(draft.job.phase, New | Ended):
         before = draft.job
-        if len(before.finished) == before.nnodes * before.nproc:
+        if 0 < len(before.finished) == before.nnodes * before.nproc:
             draft.end(0, "done")
             return
         _advance(draft)

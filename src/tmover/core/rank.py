@@ -5,6 +5,10 @@ revoked there; both are checked on the same value, so once revoked, nothing of t
 rank that has spoken without learning the outcome is in doubt and decides nothing alone: it reports,
 and the controller, which decides only when all survivors have reported, tells it what holds.
 
+A checkpoint that somebody was asked for is agreed on in one vote and taken after the next step.
+So a rank in doubt about that step knows as well as those that passed: it heard the vote before.
+Whoever enters another world with a checkpoint still to be taken asks for it again.
+
 Every function takes a `Rank` and returns the next one. The shell (`worker/`) holds one `Rank` under
 one lock; the tests hold many and let hypothesis order what happens to them.
 """
@@ -41,6 +45,16 @@ class Resolution(str, enum.Enum):
     """This rank's state is of no use: take another's."""
 
 
+class Saving(enum.Enum):
+    """How far a checkpoint has come that a vote has agreed on."""
+
+    NONE = "none"
+    NEXT = "next"
+    """The last vote agreed on it: it is taken after the next step."""
+    NOW = "now"
+    """It is taken after the step that was applied last."""
+
+
 class Vote(NamedTuple):
     """What a rank says at the end of an attempt."""
 
@@ -48,6 +62,8 @@ class Vote(NamedTuple):
     good: bool
     armed: int
     """The epoch it is ready to switch to, 0 if none."""
+    checkpoint: bool = False
+    """Whether it was asked for a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +82,10 @@ class Rank:
     """The epoch whose commit barrier it stands in, 0 if none."""
     revoked: frozenset[int] = frozenset()
     """Epochs of which nothing passes here any more."""
+    asked: bool = False
+    """Whether this rank was asked for a checkpoint that no vote has agreed on."""
+    saving: Saving = Saving.NONE
+    """The checkpoint that a vote of this world has agreed on."""
 
     @property
     def interrupted(self) -> bool:
@@ -95,14 +115,20 @@ def revoke(rank: Rank, epoch: int) -> Rank:
     return dataclasses.replace(rank, armed=armed, revoked=rank.revoked | {epoch})
 
 
+def ask(rank: Rank) -> Rank:
+    """Return the rank after it was asked for a checkpoint; several requests are one."""
+    return dataclasses.replace(rank, asked=True)
+
+
 def cast(rank: Rank, step: int, *, good: bool) -> tuple[Rank, Vote]:
     """Return the rank after voting on `step`. In a revoked epoch there is nothing to vote on."""
     if rank.step is None or step != rank.step + 1:
         msg = f"cannot vote on step {step} after step {rank.step}"
         raise ProtocolError(msg)
     armed = rank.armed if step >= SETTLED else 0
-    vote = Vote(step=step, good=good and not rank.interrupted, armed=armed)
-    if rank.interrupted or not good:
+    good_here = good and not rank.interrupted
+    vote = Vote(step=step, good=good_here, armed=armed, checkpoint=rank.asked)
+    if not good_here:
         return rank, vote
     return dataclasses.replace(rank, doubt=step), vote
 
@@ -122,7 +148,25 @@ def tally(rank: Rank, votes: Sequence[Vote]) -> tuple[Rank, Verdict, int]:
         return dataclasses.replace(rank, doubt=None), Verdict.REFUSED, 0
     epochs = {vote.armed for vote in votes}
     switch = epochs.pop() if len(epochs) == 1 else 0
-    return dataclasses.replace(rank, step=votes[0].step, doubt=None), Verdict.PASSED, switch
+    saving = _agreed(rank, asked=any(vote.checkpoint for vote in votes))
+    passed = dataclasses.replace(
+        rank,
+        step=votes[0].step,
+        doubt=None,
+        asked=rank.asked and saving is Saving.NONE,
+        saving=saving,
+    )
+    return passed, Verdict.PASSED, switch
+
+
+def _agreed(rank: Rank, *, asked: bool) -> Saving:
+    """Return how far a checkpoint has come when one more step is applied.
+
+    One that is still to be taken is what was asked for, whoever was asked again meanwhile.
+    """
+    if rank.saving is Saving.NEXT:
+        return Saving.NOW
+    return Saving.NEXT if asked else Saving.NONE
 
 
 def enter(rank: Rank, epoch: int) -> Rank:
@@ -138,6 +182,8 @@ def leave(rank: Rank, epoch: int) -> tuple[Rank, Verdict]:
         return rank, Verdict.BROKEN
     passed = dataclasses.replace(
         rank,
+        asked=rank.asked or _is_owed(rank),
+        saving=Saving.NONE,
         epoch=epoch,
         entered=0,
         doubt=None,
@@ -145,6 +191,14 @@ def leave(rank: Rank, epoch: int) -> tuple[Rank, Verdict]:
         revoked=frozenset(e for e in rank.revoked if e > epoch),
     )
     return passed, Verdict.PASSED
+
+
+def _is_owed(rank: Rank) -> bool:
+    """Return whether a checkpoint may not have been taken by all when their world ends.
+
+    After a failure also the one of the last step: whoever was lost may not have taken its part.
+    """
+    return rank.saving is Saving.NEXT or (rank.saving is Saving.NOW and rank.interrupted)
 
 
 def abort(rank: Rank, epoch: int) -> Rank:
@@ -170,7 +224,10 @@ def resolve(rank: Rank, step: int) -> Resolution:
 
 def applied(rank: Rank, step: int) -> Rank:
     """Return the rank standing at `step`: rolled forward, or with state received and verified."""
-    return dataclasses.replace(rank, step=step, doubt=None)
+    saving = rank.saving
+    if rank.doubt == step:
+        saving = _agreed(rank, asked=False)  # what others asked for in it, they ask for again
+    return dataclasses.replace(rank, step=step, doubt=None, saving=saving)
 
 
 def emptied(rank: Rank) -> Rank:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import enum
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+
+from tmover import wire
+from tmover.core.events import Errand
 
 
 class NodeState(str, enum.Enum):
@@ -80,4 +83,81 @@ class Scheduler(Protocol):
 
     def order(self, job: str, exclude: Collection[str]) -> str | None:
         """Start another standby of `job`, not on a node in `exclude`; None if no node is free."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """What came of asking the scheduler for something."""
+
+    is_done: bool
+    """Whether it need not be asked again."""
+    text: str = ""
+    """Why it was not done, "" if it only takes time; or what people should know of it."""
+
+    @classmethod
+    def done(cls, text: str = "") -> Outcome:
+        """Return that it is done."""
+        return cls(is_done=True, text=text)
+
+    @classmethod
+    def not_yet(cls, why: str = "") -> Outcome:
+        """Return that it is to be asked again."""
+        return cls(is_done=False, text=why)
+
+
+class Fate(str, enum.Enum):
+    """What the scheduler says of a job's main allocation."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    """Its own commands, or its nodes, have ended: ranks on other allocations may go on."""
+    STOPPED = "stopped"
+    """Somebody, or a limit, has ended it: nothing of it is to go on."""
+    REQUEUED = "requeued"
+    """It starts anew, as another job for us."""
+    MISSING = "missing"
+    """The scheduler answers and does not know it: that does not mean that it has ended."""
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler holds for a job."""
+
+    job: str
+    fate: Fate
+    text: str
+    """The main allocation, in a few words for people."""
+    standbys: tuple[str, ...] = ()
+    """The others, in a few words each."""
+
+
+class Allocations(Protocol):
+    """Jobs whose nodes the scheduler has allocated: asked for by name, given back, ended."""
+
+    def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
+        """Keep what is needed to ask for standbys of `job`. Raises `SchedulerError`."""
+        ...
+
+    def succeed(self, job: str) -> str:
+        """Adopt the next incarnation of a requeued job; return its name."""
+        ...
+
+    def nodes(self) -> list[NodeInfo]:
+        """Return all nodes, as of the last poll. Raises `SchedulerError` if that is not known."""
+        ...
+
+    def look(self, jobs: Collection[str]) -> list[Allocation]:
+        """Return what is held for the jobs, as of the last poll. Raises `SchedulerError`."""
+        ...
+
+    def nudge(self) -> None:
+        """Poll soon: something has happened."""
+        ...
+
+    def load(self) -> str:
+        """Return how much the scheduler is asked, in a few words."""
+        ...
+
+    def carry_out(self, errand: Errand) -> Outcome:
+        """Do what `decide` asks for. Idempotent; may take seconds. Raises `SchedulerError`."""
         ...

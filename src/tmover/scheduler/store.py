@@ -168,7 +168,7 @@ class Store:
             made = self._read_id()
             if made is None:
                 made = secrets.token_hex(8).encode()
-                _replace(self.root / "id", made)
+                write_whole(self.root / "id", made)
         return made
 
     def _read(self, file: pathlib.Path, kind: type[T]) -> T:
@@ -180,10 +180,10 @@ class Store:
 
     @staticmethod
     def _write(file: pathlib.Path, value: msgspec.Struct) -> None:
-        _replace(file, msgspec.json.encode(value))
+        write_whole(file, msgspec.json.encode(value))
 
 
-def _replace(file: pathlib.Path, data: bytes) -> None:
+def write_whole(file: pathlib.Path, data: bytes) -> None:
     """Have the file hold this, for its owner only. Raises `SchedulerError` if it cannot."""
     new = file.with_name(f".{file.name}.{os.getpid()}")
     try:

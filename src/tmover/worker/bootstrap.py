@@ -29,6 +29,7 @@ from tmover.errors import (
     TmoverError,
 )
 from tmover.process import die_with_parent
+from tmover.worker import signals
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
 from tmover.worker.runtime import Runtime
@@ -108,6 +109,7 @@ class _Doorstep:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the script named in `argv` as a rank, and exit with its code."""
+    signals.listen()
     argv = sys.argv[1:] if argv is None else argv
     environment = config.WorkerEnvironment.read()
     die_with_parent(environment.parent_pid)

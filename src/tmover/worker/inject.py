@@ -6,7 +6,7 @@ point match does the fault to itself, once. Keys: `rank` (the rank held now), `s
 that was a standby when it started is spared, or the joiner would suffer what it came to mend,
 unless `sandbox=1` is given: then only such processes are meant. Faults: `kill` (SIGKILL to this
 process), `killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `raise`
-(a RuntimeError in the script).
+(a RuntimeError in the script), `hold` (wait until the file named by the key `until` is there).
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import pathlib
 import signal
+import time
 from collections.abc import Callable
 
 from tmover.errors import ConfigError
 from tmover.worker.identity import Identity
+
+_LOOK_S = 0.05
 
 
 class Point(str, enum.Enum):
@@ -50,6 +54,7 @@ class Fault(str, enum.Enum):
     KILLNODE = "killnode"
     STOP = "stop"
     RAISE = "raise"
+    HOLD = "hold"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Injection:
     step: int | None = None
     sandbox: bool = False
     node: str | None = None
+    until: str | None = None
+    """The file that ends a `hold`."""
 
     def due(self, identity: Identity, *, point: Point, step: int | None, was_standby: bool) -> bool:
         """Return whether this process is to suffer the fault now."""
@@ -86,8 +93,10 @@ def parse(text: str) -> list[Injection]:
 def _parse_one(text: str) -> Injection:
     fault, _, rest = text.strip().partition(":")
     fields = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
-    known = {"rank", "step", "point", "sandbox", "node"}
+    known = {"rank", "step", "point", "sandbox", "node", "until"}
     try:
+        if ("until" in fields) is not (fault == Fault.HOLD.value):
+            raise ValueError(rest)
         if set(fields) - known or any("=" not in item for item in rest.split(",")):
             raise ValueError(rest)
         return Injection(
@@ -97,12 +106,14 @@ def _parse_one(text: str) -> Injection:
             step=int(fields["step"]) if "step" in fields else None,
             sandbox=bool(int(fields.get("sandbox", "0"))),
             node=fields.get("node"),
+            until=fields.get("until"),
         )
     except (KeyError, ValueError) as error:
         points = ", ".join(point.value for point in Point)
         msg = (
             f"TMOVER_INJECT: cannot read {text!r}: write FAULT:point=P[,rank=R][,step=S]"
-            f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop raise, P one of {points}"
+            f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop raise, or hold with until="
+            f"FILE, P one of {points}"
         )
         raise ConfigError(msg) from error
 
@@ -142,6 +153,10 @@ class Injector:
     def _do(self, injection: Injection) -> None:
         if injection.fault is Fault.KILLNODE and self._agent_pid is not None:
             os.kill(self._agent_pid, signal.SIGKILL)
+        if injection.until is not None:
+            while not pathlib.Path(injection.until).exists():
+                time.sleep(_LOOK_S)
+            return
         if injection.fault is Fault.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
             return

@@ -12,13 +12,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tmover.comm import intercept
 from tmover.comm.fabric import Mode
 from tmover.core.events import Assign, Looping, Warm
-from tmover.core.rank import Resolution, Verdict
+from tmover.core.rank import Resolution, Saving, Verdict
 from tmover.errors import ConfigError, Interrupted, LinkError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.state.snapshot import Snapshot
-from tmover.worker import refusals
+from tmover.worker import refusals, signals
 from tmover.worker import vote as votes
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.inject import Point
@@ -27,9 +27,6 @@ from tmover.worker.session import Step
 from tmover.worker.switch import Switch
 
 logger = logging.getLogger(__name__)
-
-_CHECKED_STEPS = 3
-"""In how many first steps it is checked what the script does between steps: later it would cost."""
 
 
 class LiveEngine:
@@ -56,6 +53,7 @@ class LiveEngine:
         """The optimizers that are known to be tracked, by id."""
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
+        self._asked = signals.listen()
         runtime.recover = self._switch.recover
         runtime.form()
         if not dist.is_initialized():
@@ -175,6 +173,9 @@ class LiveEngine:
         return self._pending
 
     def _end(self, step: int) -> None:
+        rank = self._runtime.standing.rank
+        if rank.asked or rank.saving is Saving.NEXT or self._asked.take():
+            logger.warning("a checkpoint was asked for in the last steps: the loop ends without")
         trace = self._runtime.trace
         if trace.enabled:
             digest = self.tracked.digest()
@@ -189,11 +190,11 @@ class LiveEngine:
             msg = f"`with step` inside `with step` (step {self._attempt.step.index})"
             raise ConfigError(msg)
         if not self.sandbox:
-            if step.index < _CHECKED_STEPS:
+            if step.index < refusals.CHECKED_STEPS:
                 refusals.check_gradients(self.tracked)
             if self._record:
                 opening = Record.decode(self._record)
-                if step.index < _CHECKED_STEPS:
+                if step.index < refusals.CHECKED_STEPS:
                     refusals.warn_of_late(opening, self.tracked, step.index)
                 opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
@@ -227,26 +228,13 @@ class LiveEngine:
             runtime.fabric.quiesce()
         finally:
             runtime.fabric.attempt_open = False
-            self._guard_boundary(step.index)
+            refusals.guard_boundary(runtime.fabric, step.index, total=self._total)
         self._last = attempt
         if attempt.phase is Phase.PASSED:
             self._commit(attempt)
         else:
             attempt.snapshot.restore(self.tracked)
         return error is not None
-
-    def _guard_boundary(self, index: int) -> None:
-        """Say what a collective between this attempt and the next is told.
-
-        In the first steps it is refused. Later that would cost more than the loss of a node in it.
-        """
-        fabric = self._runtime.fabric
-        if index >= self._total:
-            fabric.refusal, fabric.caution = "", refusals.AFTER_LOOP
-        elif index < _CHECKED_STEPS:
-            fabric.refusal = refusals.OUTSIDE_OF_STEP
-        else:
-            fabric.refusal, fabric.caution = "", refusals.OUTSIDE_OF_STEP
 
     def _close_echo(self, attempt: Attempt) -> bool:
         """End the local run of a part that all others have done."""
@@ -270,6 +258,10 @@ class LiveEngine:
     def _commit(self, attempt: Attempt) -> None:
         runtime, index = self._runtime, attempt.step.index
         attempt.step.committed = True
+        if runtime.standing.rank.saving is Saving.NOW:
+            attempt.step.checkpoint_requested = True
+            self._asked.answered()
+            runtime.trace.write("checkpoint", step=index)
         self._record = attempt.record
         self._pending = None
         runtime.trace.write("committed", step=index, samples=self._samples(index))
@@ -332,6 +324,8 @@ class LiveEngine:
             return Verdict.BROKEN, 0
         try:
             runtime.kept.put(step, runtime.hand_record_on(record))
+            if self._asked.take():
+                runtime.standing.ask()
             cast, interrupted = runtime.standing.cast(step, good=True)
             if interrupted:
                 return Verdict.BROKEN, 0

@@ -2,6 +2,10 @@
 
 The same loop over the same batches in the same order, so that leaving tmover, or comparing with it,
 takes no change of the script.
+
+A checkpoint that is asked for by SIGUSR1 at any rank is agreed on as under tmover: what ranks were
+asked in one step is summed up while the next one runs, by a group on the CPU that nobody waits for
+longer than for the slowest rank's last step; the checkpoint is taken after that next step.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import torch.distributed as dist
 
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
+from tmover.worker import signals
 from tmover.worker.session import Step
 
 
@@ -31,6 +36,7 @@ class PlainEngine:
         self._finals = 0
         if not dist.is_initialized():
             self._init_process_group(backend)
+        self._poll = _Poll(signals.listen())
 
     @staticmethod
     def _init_process_group(backend: str | None) -> None:
@@ -88,4 +94,32 @@ class PlainEngine:
     def close(self, step: Step, error: BaseException | None) -> bool:
         """End: committed unless the body raised."""
         step.committed = error is None
+        if step.committed:
+            step.checkpoint_requested = self._poll.next()
         return False
+
+
+class _Poll:
+    """Whether any rank was asked for a checkpoint: the same answer after the same step on all."""
+
+    def __init__(self, requests: signals.CheckpointSignal) -> None:
+        self._requests = requests
+        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        self._asked = torch.zeros(1, dtype=torch.int32)
+        self._pending: dist.Work | None = None
+
+    def next(self) -> bool:
+        """Return what was asked before the last step's end, and have what was asked since counted.
+
+        While a checkpoint is taken nothing is counted: a late signal is no request for another.
+        """
+        if self._pending is not None:
+            self._pending.wait()
+        asked = bool(self._asked.item())
+        if asked:
+            self._requests.answered()
+        again = self._requests.take() and not asked
+        self._asked = torch.tensor([again], dtype=torch.int32)
+        if self._group is not None:
+            self._pending = dist.all_reduce(self._asked, group=self._group, async_op=True)
+        return asked

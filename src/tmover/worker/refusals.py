@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,13 @@ from tmover.state.capture import Tracked
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
 from tmover.state.records import Record
 
+if TYPE_CHECKING:
+    from tmover.comm.fabric import Fabric
+
 logger = logging.getLogger(__name__)
+
+CHECKED_STEPS = 3
+"""In how many first steps it is checked what the script does between steps: later it would cost."""
 
 OUTSIDE_OF_STEP = (
     "a collective outside of `with step:`: it could not be done again if a node were lost in it; "
@@ -34,6 +40,19 @@ LEFT_IN_REHEARSAL = (
     "the loop was left by `break` while a standby rehearsed its first steps: what comes after the "
     "loop must not be done by a standby; leave the loop only if step.committed"
 )
+
+
+def guard_boundary(fabric: Fabric, index: int, *, total: int) -> None:
+    """Say what a collective between attempt `index` and the next is told.
+
+    In the first steps it is refused. Later that would cost more than the loss of a node in it.
+    """
+    if index >= total:
+        fabric.refusal, fabric.caution = "", AFTER_LOOP
+    elif index < CHECKED_STEPS:
+        fabric.refusal = OUTSIDE_OF_STEP
+    else:
+        fabric.refusal, fabric.caution = "", OUTSIDE_OF_STEP
 
 
 def check_closure(

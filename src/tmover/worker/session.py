@@ -75,12 +75,17 @@ class Step:
     `index` counts from 0. `committed` says, after the block, whether every rank applied the step;
     it is false in a standby's rehearsal and for a broken attempt, so what stands under `if
     step.committed` (logging, printing) happens once per step.
+
+    `checkpoint_requested` says, after a committed step, that the job was asked for a checkpoint
+    (SIGUSR1 at any of its processes: the time limit is near). It is true on all ranks after the
+    same step, and once per request; once more if a node is lost before all have gone on.
     """
 
     def __init__(self, engine: Engine, index: int, batch: Any) -> None:
         self.index = index
         self.batch = batch
         self.committed = False
+        self.checkpoint_requested = False
         self._engine = engine
 
     def __enter__(self) -> Step:

@@ -97,6 +97,11 @@ class Standing:
             self.rank, verdict, switch = rules.tally(self.rank, votes)
             return verdict, switch
 
+    def ask(self) -> None:
+        """Vote for a checkpoint until one is agreed on."""
+        with self.changing():
+            self.rank = rules.ask(self.rank)
+
     def enter(self, epoch: int) -> bool:
         """Stand in the commit barrier of `epoch`; False if that epoch is over."""
         with self.changing():

@@ -14,16 +14,16 @@ import struct
 from tmover.core.rank import Vote
 from tmover.errors import ProtocolError
 
-_VOTE = struct.Struct("!q?I")
+_VOTE = struct.Struct("!q?I?")
 
 
 def encode(vote: Vote) -> bytes:
     """Return the vote as bytes.
 
     >>> decode(encode(Vote(step=3, good=True, armed=2)))
-    Vote(step=3, good=True, armed=2)
+    Vote(step=3, good=True, armed=2, checkpoint=False)
     """
-    return _VOTE.pack(vote.step, vote.good, vote.armed)
+    return _VOTE.pack(*vote)
 
 
 def decode(payload: bytes) -> Vote:

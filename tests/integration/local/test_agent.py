@@ -514,6 +514,26 @@ def test_a_script_may_handle_a_signal_itself(node: Node, controller: ScriptedCon
     assert controller.hears_nothing(Exited)
 
 
+def test_a_request_for_a_checkpoint_reaches_workers_that_are_started_afresh_too(
+    node: Node, controller: ScriptedController
+) -> None:
+    tells = (
+        "print('up', flush=True)\n"
+        "import time\n"
+        "from tmover.worker import signals\n"
+        "while True:\n"
+        "    if signals.listen().take(): print('asked', flush=True)\n"
+        "    time.sleep(0.01)\n"
+    )
+    joined = up(node, controller, tells)
+    send_signal(node.agent(), signal.SIGUSR1)
+    eventually(lambda: node.log.count("asked") == 1)
+
+    controller.welcome(joined, launch=2)
+
+    eventually(lambda: node.log.count("asked") == 2)
+
+
 def test_a_second_interrupt_does_not_wait_for_the_workers(
     node: Node, controller: ScriptedController
 ) -> None:

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from support.eventually import eventually
 from tmover import wire
+from tmover.cli.follow import follow
 from tmover.cli.main import tmover
-from tmover.cli.submit import follow
 from tmover.cluster import JobSpec, LocalCluster
 from tmover.config import Config, load
 from tmover.process import is_alive

@@ -173,6 +173,16 @@ def test_ending_a_crew_ends_what_its_workers_started(crew: Crew, shell: Shell) -
     assert shell.poll() == -signal.SIGKILL
 
 
+def test_a_signal_can_be_passed_on_to_one_worker_alone(crew: Crew, shell: Shell) -> None:
+    join(crew, shell, FAILS, FAILS)
+
+    crew.signal(signal.SIGTERM, only=1)
+
+    loss = eventually(lambda: crew.loss(0.0))
+    assert loss is not None
+    assert loss.local_rank == 1
+
+
 def test_before_any_worker_says_hello_signals_go_to_torchrun(crew: Crew, shell: Shell) -> None:
     crew.signal(signal.SIGUSR1)
     crew.signal(signal.SIGTERM)

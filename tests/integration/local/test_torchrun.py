@@ -15,7 +15,14 @@ from support.eventually import eventually
 from tmover.agent.launcher import count_workers
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
 from tmover.config import Config
-from tmover.process import ProcessId, children, descendants, is_alive, python_argv
+from tmover.process import (
+    ProcessId,
+    children,
+    descendants,
+    is_alive,
+    python_argv,
+    send_signal,
+)
 from tmover.scheduler.interface import NodeState
 from tmover.scheduler.local import LocalScheduler
 from tmover.wire import JobStatus
@@ -116,6 +123,30 @@ def chain(cluster: LocalCluster, node: str) -> list[ProcessId]:
     (agent,) = children(holder.pid)
     (torchrun,) = children(agent.pid)
     return [agent, torchrun, *children(torchrun.pid)]
+
+
+def test_no_process_dies_of_what_slurm_sends_before_the_time_limit_however_early(
+    real: LocalCluster, spec: MakeSpec
+) -> None:
+    job = real.submit(spec(FOREVER, nodes=1))
+    holder = eventually(lambda: real.scheduler.holder("node1"))
+    assert holder is not None
+    (agent,) = eventually(lambda: children(holder.pid))
+    eventually(lambda: children(agent.pid), timeout_s=LONG_S)
+
+    signalled: set[ProcessId] = set()
+
+    def trains_under_signals() -> bool:
+        for process in descendants(agent.pid):
+            signalled.add(process)
+            send_signal(process, signal.SIGUSR1)
+            send_signal(process, signal.SIGUSR2)
+        return _trains(real.status(job))
+
+    eventually(trains_under_signals, timeout_s=LONG_S)
+    assert set(chain(real, "node1")) <= signalled
+    assert all(is_alive(process) for process in chain(real, "node1"))
+    assert real.status(job).epoch == 1
 
 
 def test_whichever_process_is_killed_the_others_go_with_it_and_the_node_is_replaced(

@@ -1,12 +1,16 @@
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
 
+from tmover.agent.launcher import Launcher, WorkerCommand
 from tmover.cli.main import COMMANDS, tmover
+from tmover.errors import ConfigError
 
 
 def run(*arguments: str, **env: str) -> tuple[int, str]:
@@ -15,6 +19,14 @@ def run(*arguments: str, **env: str) -> tuple[int, str]:
         tmover, arguments, prog_name="tmover", env={"TMOVER_JOB": None, **env}
     )
     return done.exit_code, done.output
+
+
+@pytest.fixture(autouse=True)
+def mask() -> Iterator[None]:
+    """Keep what `tmover run` blocks from the tests that follow."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +42,18 @@ def test_every_command_has_help(command: str) -> None:
 
     assert code == 0
     assert output.startswith(f"Usage: tmover {command}")
+
+
+def test_an_agent_does_not_die_of_a_signal_for_its_workers_before_it_listens() -> None:
+    blocked: set[int] = set()
+
+    def make_launcher(command: WorkerCommand) -> Launcher:
+        blocked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        raise ConfigError(command.script)
+
+    CliRunner().invoke(tmover, ["run", "train.py"], env={"TMOVER_JOB": "1"}, obj=make_launcher)
+
+    assert blocked == {signal.SIGUSR1, signal.SIGUSR2}
 
 
 def test_help_lists_the_commands_and_the_exit_codes() -> None:
@@ -53,7 +77,7 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["run", "--no_python", "train.py"], "--no-python"),
         (["run", "--run-path", "train.py"], "--run-path"),
         (["run", "--virtual-local-rank", "train.py"], "--virtual-local-rank"),
-        (["run", "train.py"], "no job to join: TMOVER_JOB is not set"),
+        (["run", "train.py"], "no job to join: neither TMOVER_JOB nor SLURM_JOB_ID is set"),
         (["run", "--config", "no.toml", "train.py"], "no.toml"),
         (["submit", "train.py"], "add --local"),
         (["submit", "--local"], "no script given"),

@@ -11,8 +11,8 @@ import pytest
 from support.schedulers import ScriptedScheduler
 from tmover.controller.desk import Ledger
 from tmover.controller.errands import Errands
-from tmover.controller.journal import Effect, Settled
-from tmover.core.events import EndNode, Joined, OrderNode, Submitted
+from tmover.controller.journal import Settled
+from tmover.core.events import EndNode, Errand, Joined, OrderNode, Submitted
 from tmover.core.job import decide
 from tmover.core.phase import Ended
 from tmover.core.roster import Job, Ordered
@@ -24,7 +24,7 @@ ORDER = OrderNode(job="1", exclude=("node1", "node2"))
 AWAY = SchedulerError("slurmctld is away")
 
 
-def ledger(*effects: Effect, ordered: int = 0) -> Ledger:
+def ledger(*effects: Errand, ordered: int = 0) -> Ledger:
     made = Ledger(Job(name="1", ordered=Ordered(ordered, 0)))
     made.effects = list(effects)
     return made
@@ -35,9 +35,9 @@ def run(
     book: Ledger,
     *,
     meanwhile: Callable[[], None] = lambda: None,
-) -> list[Effect]:
+) -> list[Errand]:
     """Pursue what `book` holds, as the controller does, to its end; return what was settled."""
-    settled: list[Effect] = []
+    settled: list[Errand] = []
 
     async def pursue() -> None:
         queue: asyncio.Queue[Settled] = asyncio.Queue()

@@ -46,7 +46,17 @@ def test_a_node_that_is_down_is_lost() -> None:
     assert events == [NodeLost(job="1", node="node1", reason="the scheduler says it is down")]
 
 
-@pytest.mark.parametrize("state", set(NodeState) - {NodeState.DRAINING, NodeState.DOWN})
+def test_a_failing_node_is_left_and_not_taken_for_dead() -> None:
+    watcher, _ = watch(ANN)
+
+    events = watcher.events([info("node1", NodeState.FAILING, "slurmd does not answer")])
+
+    assert events == [MoveRequested(job="1", node="node1", reason="slurmd does not answer")]
+
+
+@pytest.mark.parametrize(
+    "state", set(NodeState) - {NodeState.DRAINING, NodeState.FAILING, NodeState.DOWN}
+)
 def test_other_states_are_no_news(state: NodeState) -> None:
     watcher, _ = watch(ANN)
 

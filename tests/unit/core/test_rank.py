@@ -1,11 +1,12 @@
 """The rules of one rank: votes, doubt, revocation, barriers."""
 
+import dataclasses
 import itertools
 
 import pytest
 
 from tmover.core import rank as rules
-from tmover.core.rank import Rank, Resolution, Verdict, Vote
+from tmover.core.rank import Rank, Resolution, Saving, Verdict, Vote
 from tmover.errors import ProtocolError
 
 TRAINING = Rank(epoch=1, step=4)
@@ -283,3 +284,69 @@ def test_nobody_votes_to_switch_before_the_world_has_settled() -> None:
     _, second = rules.cast(armed, 1, good=True)
 
     assert (first.armed, switch, second.armed) == (0, 0, 2)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+ASKED = GOOD._replace(checkpoint=True)
+
+
+def voted(rank: Rank, *others: Vote) -> Rank:
+    """Return the rank after a vote on its next step."""
+    assert rank.step is not None
+    rank, vote = rules.cast(rank, rank.step + 1, good=True)
+    return rules.tally(rank, [vote, *(other._replace(step=vote.step) for other in others)])[0]
+
+
+def test_a_checkpoint_that_one_was_asked_for_is_taken_by_all_after_the_next_step() -> None:
+    asked, other = rules.ask(TRAINING), TRAINING
+
+    seen = []
+    for _ in range(3):
+        votes = [rules.cast(rank, rank.step + 1, good=True)[1] for rank in (asked, other)]  # type: ignore[operator]
+        asked, other = voted(asked, votes[1]), voted(other, votes[0])
+        seen.append((asked.saving, other.saving))
+
+    assert seen == [(s, s) for s in (Saving.NEXT, Saving.NOW, Saving.NONE)]
+    assert not asked.asked
+
+
+def test_a_request_survives_a_bad_vote_a_revocation_and_foreign_state() -> None:
+    rank, vote = rules.cast(rules.ask(TRAINING), 5, good=True)
+
+    rank, _, _ = rules.tally(rank, [vote, GOOD._replace(good=False)])
+    rank = rules.applied(rules.emptied(rules.revoke(rank, 1)), 5)
+    rank, verdict = rules.leave(rules.enter(rank, 2), 2)
+
+    assert verdict is Verdict.PASSED
+    assert rules.cast(rank, 6, good=True)[1].checkpoint
+
+
+def test_a_request_after_the_vote_was_cast_stays_for_the_next() -> None:
+    rank, vote = rules.cast(TRAINING, 5, good=True)
+
+    rank, _, _ = rules.tally(rules.ask(rank), [vote, GOOD])
+
+    assert rules.cast(rank, 6, good=True)[1].checkpoint
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["failure", "planned move"])
+@pytest.mark.parametrize("saving", list(Saving))
+def test_what_may_not_have_been_taken_is_asked_for_again_in_the_next_world(
+    saving: Saving, is_lost: bool
+) -> None:
+    rank = dataclasses.replace(TRAINING, saving=saving)
+    rank = rules.revoke(rank, 1) if is_lost else rank
+
+    rank, _ = rules.leave(rules.enter(rank, 2), 2)
+
+    assert rank.saving is Saving.NONE
+    assert rank.asked == (saving is Saving.NEXT or (saving is Saving.NOW and is_lost))
+
+
+def test_a_rank_in_doubt_knows_what_those_that_passed_know() -> None:
+    agreed = voted(TRAINING, ASKED)
+    passed = voted(agreed, GOOD)
+    doubtful = rules.revoke(rules.cast(agreed, 6, good=True)[0], 1)
+
+    assert rules.applied(doubtful, 6).saving is passed.saving is Saving.NOW

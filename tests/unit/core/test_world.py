@@ -10,7 +10,7 @@ from tmover.core.phase import Ended
 
 DEATHS = ("node", "workers")
 CHAOS = (
-    *DEATHS, "down", "request", "cut", "refuse", "restart", "again", "order again",
+    *DEATHS, "down", "request", "cut", "refuse", "restart", "again", "order again", "ask",
     "script", "expire", "early",
 )  # fmt: skip
 HARMLESS = tuple(kind for kind in CHAOS if kind not in ("script", "expire", "early"))
@@ -125,6 +125,45 @@ def test_a_controller_may_die_at_any_point_of_a_move_that_fails(who: int) -> Non
         world.run().check()
 
         assert ended(world).reason == "done", chaos
+
+
+@pytest.mark.parametrize("who", [0, 1, 2], ids=["of who is asked", "of a neighbour", "of a third"])
+@pytest.mark.parametrize("kind", [*DEATHS, "cut", "refuse"])
+def test_a_checkpoint_is_taken_after_the_same_step_by_all_whoever_dies_meanwhile(
+    kind: str, who: int
+) -> None:
+    for tick in range(71, 161, 3):
+        chaos = [Chaos(tick=70, kind="ask", who=0), Chaos(tick=tick, kind=kind, who=who)]
+        world = World(standbys=2, spares=2, total=9, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
+        assert world.asked
+        world.check_saved()
+
+
+def test_a_checkpoint_asked_for_at_any_point_of_a_planned_move_is_taken_by_all() -> None:
+    for who in range(4):
+        for tick in range(48, 150, 3):
+            chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind="ask", who=who)]
+            world = World(standbys=1, total=9, chaos=chaos)
+
+            world.run().check()
+
+            assert ended(world).reason == "done", chaos
+            world.check_saved()
+            assert world.count_saved() == 1, chaos
+
+
+def test_several_requests_before_a_checkpoint_is_taken_are_one() -> None:
+    chaos = [Chaos(tick=70, kind="ask", who=who) for who in (0, 0, 1, 2)]
+
+    world = World(total=9, chaos=chaos).run()
+
+    world.check_saved()
+    assert len(world.asked) == 4
+    assert world.count_saved() == 1
 
 
 def test_a_keeper_that_joined_just_now_may_be_missed_at_any_point() -> None:

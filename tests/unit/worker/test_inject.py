@@ -1,3 +1,6 @@
+import pathlib
+import threading
+
 import pytest
 
 from tmover.errors import ConfigError
@@ -76,3 +79,23 @@ def test_a_fault_happens_once() -> None:
     injector.at(Point.STEP_OPEN, 1)
 
     assert not injector
+
+
+def test_a_held_process_goes_on_once_the_file_is_there(tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    injector = Injector(f"hold:point=after_body,step=3,until={gate}", lambda: SECOND)
+    held = threading.Thread(target=injector.at, args=(Point.AFTER_BODY, 3))
+
+    held.start()
+    held.join(0.2)
+    assert held.is_alive()
+    gate.touch()
+    held.join(60.0)
+
+    assert not held.is_alive()
+
+
+@pytest.mark.parametrize("text", ["hold:point=in_vote", "kill:point=in_vote,until=/gate"])
+def test_a_hold_has_an_end_and_nothing_else_has(text: str) -> None:
+    with pytest.raises(ConfigError, match="or hold with until=FILE"):
+        parse(text)

@@ -11,6 +11,7 @@ any_vote = st.builds(
     step=st.integers(min_value=-1, max_value=2**62),
     good=st.booleans(),
     armed=st.integers(min_value=0, max_value=2**32 - 1),
+    checkpoint=st.booleans(),
 )
 
 

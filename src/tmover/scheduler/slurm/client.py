@@ -11,7 +11,7 @@ from tmover.errors import SchedulerError
 from tmover.scheduler.slurm import commands
 from tmover.scheduler.slurm.commands import JobInfo, NodeDetail, Reservation
 from tmover.scheduler.slurm.refusals import refusal, resize_refusal, said, unreachable
-from tmover.scheduler.slurm.run import Command, Completed, Run, run_command, scrubbed
+from tmover.scheduler.slurm.run import STDIN, Command, Completed, Run, run_command, scrubbed
 
 _MINUTE_S = 60.0
 _GATE_S = 1.0
@@ -107,7 +107,7 @@ class SlurmClient:
     def submit(
         self,
         options: Sequence[str],
-        script: pathlib.Path,
+        script: pathlib.Path | str,
         *,
         env: Mapping[str, str],
         cwd: pathlib.Path,
@@ -115,10 +115,13 @@ class SlurmClient:
     ) -> str:
         """Submit a script with this environment, less an enclosing job's; return the job's id.
 
+        A script that is a `str` is its text: then no file is needed that the user can read.
+
         Not idempotent: after `SlurmUnreachable`, look for the job before submitting it again.
         """
-        argv = commands.sbatch_argv(options, str(script), args)
-        completed = self._call(argv, rpcs=1, env=scrubbed(env), cwd=cwd)
+        text = script if isinstance(script, str) else ""
+        argv = commands.sbatch_argv(options, STDIN if text else str(script), args)
+        completed = self._call(argv, rpcs=1, env=scrubbed(env), cwd=cwd, stdin=text)
         return commands.parse_sbatch(completed.out)
 
     def allocate(
@@ -167,12 +170,13 @@ class SlurmClient:
         rpcs: int,
         env: Mapping[str, str] | None = None,
         cwd: pathlib.Path | None = None,
+        stdin: str = "",
         timeout_s: float | None = None,
         harmless: tuple[str, ...] = (),
         refused: Callable[[Command, Completed], SchedulerError] = refusal,
     ) -> Completed:
         """Run a command behind the gate, and count it. `harmless` are refusals that are none."""
-        command = self._command(argv, env=env, cwd=cwd, timeout_s=timeout_s)
+        command = self._command(argv, env=env, cwd=cwd, stdin=stdin, timeout_s=timeout_s)
         self._pass_gate(command)
         self.calls.add(rpcs, self._clock())
         completed = self._run(command)
@@ -206,12 +210,14 @@ class SlurmClient:
         *,
         env: Mapping[str, str] | None = None,
         cwd: pathlib.Path | None = None,
+        stdin: str = "",
         timeout_s: float | None = None,
     ) -> Command:
         return Command(
             argv=tuple(argv),
             env=env,
             cwd=None if cwd is None else str(cwd),
+            stdin=stdin,
             user=self._user,
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
         )

@@ -19,6 +19,8 @@ from tmover.errors import SchedulerError
 PINNED = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 """What makes the output of a command the same for everybody; times are seconds since 1970."""
 
+STDIN = "/dev/stdin"
+"""What a command is to read if it wants a file, and is given `Command.stdin`."""
 _OVERRIDES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
 """Variables that change what commands do; a job's own lead astray whoever asks about others."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -60,12 +62,13 @@ def run_command(command: Command) -> Completed:
     Raises `SchedulerError` if it cannot be started.
     """
     identity = _identity(command.user)
+    given = _open_text(command.stdin)
     try:
         process = subprocess.Popen(
             command.argv,
             env=_environment(command, os.environ, identity),
             cwd=command.cwd or ("/" if identity else None),
-            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+            stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -79,14 +82,27 @@ def run_command(command: Command) -> Completed:
         reason = (error.strerror or str(error)).lower()
         msg = f"cannot run {command.argv[0]}: {error.filename or ''} {reason}; {what}".rstrip("; ")
         raise SchedulerError(msg) from error
+    finally:
+        os.close(given)
     with process:
         return _finish(process, command)
+
+
+def _open_text(text: str) -> int:
+    """Return a descriptor to read the text from. Whoever has it can also open it as `STDIN`."""
+    if not text:
+        return os.open(os.devnull, os.O_RDONLY)
+    fd = os.memfd_create("stdin")
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _finish(process: subprocess.Popen[str], command: Command) -> Completed:
     """Wait for the end; at the deadline, end the command and everything it started."""
     try:
-        out, err = process.communicate(command.stdin or None, timeout=command.timeout_s)
+        out, err = process.communicate(timeout=command.timeout_s)
     except subprocess.TimeoutExpired:
         _kill(process)
         return Completed(code=process.wait(), timed_out=True)

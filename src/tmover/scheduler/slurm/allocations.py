@@ -1,0 +1,317 @@
+"""Jobs in Slurm's allocations: what is held for them, standbys ordered, nodes given back, the end.
+
+A job is one main allocation, made by `tmover submit`, and one-node standby jobs of the same script,
+which are found by their comment: they are Slurm's own memory of what belongs to whom, so that a
+restarted controller orders nothing twice and leaves nothing behind. A running allocation only
+shrinks. Every call here may be repeated.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+from typing_extensions import assert_never
+
+from tmover import wire
+from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
+from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.errors import ResizeRefused, SchedulerError
+from tmover.scheduler.hostlist import fold
+from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
+from tmover.scheduler.slurm.client import SlurmClient
+from tmover.scheduler.slurm.commands import JobInfo
+from tmover.scheduler.slurm.poller import Poller
+from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script
+from tmover.scheduler.slurm.states import JobState
+from tmover.scheduler.store import write_whole
+
+logger = logging.getLogger(__name__)
+
+_STOPPED = (
+    JobState.CANCELLED,
+    JobState.TIMEOUT,
+    JobState.DEADLINE,
+    JobState.PREEMPTED,
+    JobState.REVOKED,
+)
+"""Ends that somebody, or a limit, wanted."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on disk of one job, for its owner only: its environment may hold secrets."""
+
+    owner: str
+    restarts: int = 0
+    """How often Slurm had requeued it."""
+    spec: wire.SlurmSpec
+
+
+class SlurmAllocations:
+    """Implements `Allocations`. Used by several threads of the controller."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        config: SlurmConfig,
+        standby: StandbyConfig,
+        *,
+        poller: Poller,
+        client_of: Callable[[str], SlurmClient],
+        rpcs: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep files in `directory`. `client_of` an owner runs Slurm's commands as that user."""
+        self._directory = directory
+        self._config = config
+        self._standby = standby
+        self._poller = poller
+        self._client_of = client_of
+        self._rpcs = rpcs
+        self._clock = clock
+        self._ending: dict[str, float] = {}
+        """Since when a job is being ended."""
+        self._resizing = threading.Lock()
+        """One allocation shrinks at a time: each says which nodes it keeps."""
+
+    # --- which jobs -------------------------------------------------------------------------------
+
+    def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
+        """Keep what is needed to ask for standbys of `job`."""
+        self._keep(job, Kept(owner=owner, spec=spec))
+
+    def succeed(self, job: str) -> str:
+        """Adopt the next incarnation of a requeued job; return its name."""
+        kept = self._kept(job)
+        jobs = {info.id: info for info in self._poller.snapshot(self._clock()).jobs}
+        main = jobs.get(str(kept.spec.id))
+        restarts = kept.restarts + 1 if main is None else max(main.restarts, kept.restarts + 1)
+        name = slurm_job(kept.spec.id, restarts)
+        self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
+        return name
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeInfo]:
+        """Return all nodes, as of the last poll."""
+        snapshot = self._poller.snapshot(self._clock())
+        return [
+            NodeInfo(name=node.name, address=node.address, state=node.state, reason=node.reason)
+            for node in snapshot.nodes
+        ]
+
+    def look(self, jobs: Collection[str]) -> list[Allocation]:
+        """Return what is held for the jobs, as of the last poll."""
+        found = self._poller.snapshot(self._clock()).jobs
+        return [describe(job, self._kept(job), found) for job in jobs]
+
+    def nudge(self) -> None:
+        """Poll soon."""
+        self._poller.nudge()
+
+    def load(self) -> str:
+        """Return how much slurmctld is asked, in a few words."""
+        return f"Slurm is asked {self._rpcs()} RPCs per minute"
+
+    # --- what is to be done -----------------------------------------------------------------------
+
+    def carry_out(self, errand: Errand) -> Outcome:
+        """Do what `decide` asks for."""
+        match errand:
+            case OrderNode():
+                return self._order(errand)
+            case EndNode():
+                return self._take_away(errand.job, errand.node, is_sick=True)
+            case ReleaseNode():
+                return self._take_away(errand.job, errand.node, is_sick=False)
+            case EndJob():
+                return self._end(errand)
+            case _:
+                assert_never(errand)
+
+    def _order(self, order: OrderNode) -> Outcome:
+        """Have `total` standbys on order: pending, or starting on a node where none has joined."""
+        kept = self._kept(order.job)
+        client = self._client_of(kept.owner)
+        held = _standbys(order.job, client.jobs({kept.owner}))
+        on_order = [one for one in held if not one.nodes or not set(one.nodes) <= {*order.exclude}]
+        if len(on_order) >= order.total:
+            return Outcome.done()
+        spec = kept.spec
+        options = standby_options(
+            spec.options, self._standby, job=order.job, name=spec.name, exclude=order.exclude
+        )
+        state = spec.env.get("TMOVER_STATE", str(self._directory.parent))
+        made = client.submit(
+            options,
+            standby_script(spec.script),
+            env=standby_environment(spec.env, state=state, job=order.job),
+            cwd=pathlib.Path(spec.cwd),
+            args=spec.arguments,
+        )
+        self._poller.nudge()
+        text = f"standby ordered: Slurm job {made}"
+        logger.info("job %s: %s", order.job, text, extra={"job_id": order.job})
+        return Outcome.done(text)
+
+    def _take_away(self, job: str, node: str, *, is_sick: bool) -> Outcome:
+        """Take a node from the job: end its standby job, or shrink the main allocation."""
+        kept = self._kept(job)
+        client = self._client_of(kept.owner)
+        with self._resizing:
+            jobs = client.jobs({kept.owner})
+            own = [one for one in _standbys(job, jobs) if node in one.nodes]
+            if own:
+                return self._cancel(client, f"{job} {node}", own, at_once=is_sick)
+            self._ending.pop(f"{job} {node}", None)
+            main = _main(kept, jobs)
+            if main is None or not main.state.is_running or node not in main.nodes:
+                return Outcome.done()
+            return self._shrink(client, kept, main, node)
+
+    def _shrink(self, client: SlurmClient, kept: Kept, main: JobInfo, node: str) -> Outcome:
+        if not kept.spec.headless and node == main.batch_host:
+            why = "it is the batch host"
+        elif len(main.nodes) == 1:
+            why = "it is the last one"
+        else:
+            try:
+                client.shrink(main.id, [name for name in main.nodes if name != node])
+            except ResizeRefused as error:
+                why = str(error)
+            else:
+                self._poller.nudge()
+                return Outcome.done(f"{node} is given back to Slurm")
+        return Outcome.done(f"{node} stays allocated until Slurm job {main.id} ends: {why}")
+
+    def _end(self, end: EndJob) -> Outcome:
+        """End what is left of the job, after giving it the time to end by itself."""
+        kept = self._kept(end.job)
+        client = self._client_of(kept.owner)
+        jobs = client.jobs({kept.owner})
+        main = _main(kept, jobs)
+        left = _standbys(end.job, jobs)
+        if main is not None and _is_there(main) and main.restarts == kept.restarts:
+            left.append(main)
+        return self._cancel(client, end.job, left, at_once=False)
+
+    def _cancel(
+        self, client: SlurmClient, key: str, jobs: Sequence[JobInfo], *, at_once: bool
+    ) -> Outcome:
+        """Have the jobs end; those that run may end by themselves for a while."""
+        if not jobs:
+            self._ending.pop(key, None)
+            return Outcome.done()
+        since = self._ending.setdefault(key, self._clock())
+        is_due = at_once or self._clock() - since > self._config.end_s
+        over = [one.id for one in jobs if is_due or one.state.is_pending]
+        if over:
+            client.cancel(over)
+            self._poller.nudge()
+        return Outcome.done() if at_once else Outcome.not_yet()
+
+    # --- on disk ----------------------------------------------------------------------------------
+
+    def _keep(self, job: str, kept: Kept) -> None:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"cannot make {self._directory}: {(error.strerror or str(error)).lower()}"
+            raise SchedulerError(msg) from error
+        write_whole(self._file(job), msgspec.json.encode(kept))
+
+    def _kept(self, job: str) -> Kept:
+        try:
+            return msgspec.json.decode(self._file(job).read_bytes(), type=Kept)
+        except (OSError, msgspec.DecodeError) as error:
+            msg = f"what is known of job {job} cannot be read from {self._file(job)}: {error}"
+            raise SchedulerError(msg) from error
+
+    def _file(self, job: str) -> pathlib.Path:
+        return self._directory / f"{job}.json"
+
+
+def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
+    """Return what Slurm holds for a job, and what that means for it."""
+    jobs = list(jobs)
+    main = _main(kept, jobs)
+    id_ = kept.spec.id
+    standbys = tuple(_words(one, "standby job") for one in _standbys(job, jobs))
+    if main is None:
+        text = f"Slurm does not know job {id_} any more"
+        return Allocation(job=job, fate=Fate.MISSING, text=text, standbys=standbys)
+    text = _words(main, "Slurm job")
+    if main.restarts > kept.restarts:
+        fate, text = Fate.REQUEUED, f"Slurm has requeued job {id_}"
+    elif main.state in _STOPPED:
+        fate, text = Fate.STOPPED, _ENDS.get(main.state, "Slurm job {} was ended").format(id_)
+    elif main.state.is_over:
+        fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
+    else:
+        fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
+    return Allocation(job=job, fate=fate, text=text, standbys=standbys)
+
+
+_ENDS: Mapping[JobState, str] = {
+    JobState.CANCELLED: "Slurm job {} was cancelled",
+    JobState.TIMEOUT: "Slurm job {} has reached its time limit",
+    JobState.DEADLINE: "Slurm job {} has reached its deadline",
+    JobState.PREEMPTED: "Slurm job {} was preempted",
+}
+
+
+def _words(info: JobInfo, what: str) -> str:
+    """Return one of Slurm's jobs in a few words."""
+    where = f" on {fold(info.nodes)}" if info.nodes else ""
+    reason = "" if info.reason in {"", "None"} else f" ({info.reason})"
+    return f"{what} {info.id} {info.state.value}{where}{reason}"
+
+
+def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
+    return next((info for info in jobs if info.id == str(kept.spec.id)), None)
+
+
+def _standbys(job: str, jobs: Iterable[JobInfo]) -> list[JobInfo]:
+    """Return the standby jobs of `job` that have not ended."""
+    return [info for info in jobs if info.comment == f"tmover:{job}" and _is_there(info)]
+
+
+def _is_there(info: JobInfo) -> bool:
+    """Return whether a job has not ended. One that only waits for a dead node to be cleaned has."""
+    return not info.state.is_over and not info.state.is_ending
+
+
+def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations | None:
+    """Return the allocations that a controller looks after; None where Slurm has no commands.
+
+    Root asks for everybody's jobs, and does what a job needs as the job's owner.
+    """
+    if shutil.which("squeue") is None:
+        return None
+    is_root = os.geteuid() == 0
+    timeout_s = config.slurm.command_s
+    client = SlurmClient(timeout_s=timeout_s)
+    users = None if is_root else {getpass.getuser()}
+    poller = Poller(client, users=users, poll_s=config.slurm.poll_s, most_s=config.slurm.back_off_s)
+    clients: dict[str, SlurmClient] = {}
+
+    def client_of(owner: str) -> SlurmClient:
+        if owner == getpass.getuser() or not is_root:
+            return client
+        return clients.setdefault(owner, SlurmClient(user=owner, timeout_s=timeout_s))
+
+    return SlurmAllocations(
+        state / "slurm",
+        config.slurm,
+        config.standby,
+        poller=poller,
+        client_of=client_of,
+        rpcs=lambda: client.rpcs_per_minute() + sum(c.rpcs_per_minute() for c in clients.values()),
+    )
