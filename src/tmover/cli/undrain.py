@@ -1,4 +1,4 @@
-"""`tmover undrain`: take nodes back into service that `tmover drain` drained."""
+"""`tmover undrain`: take nodes that tmover drained back into service."""
 
 from __future__ import annotations
 

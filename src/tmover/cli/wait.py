@@ -46,7 +46,8 @@ def command(
     """Wait until JOB has ended, and end with its exit code.
 
     Without JOB: the job of this Slurm allocation, else the only one there is. As the last line of a
-    batch script it has `sacct` show how the training ended. Says nothing, except on a terminal.
+    batch script it has `sacct` show how the training ended. Says nothing, except on a terminal. In
+    a standby's script it ends with 0 as soon as the job is not on this node.
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
@@ -58,7 +59,8 @@ def command(
 
     name = job if job is not None else own_job(os.environ)
     lookout = Lookout(state_directory(state), name, patience_s)
-    code = wait(lookout.look, show, timeout_s=timeout_s)
+    node = None if job is not None else standby_node(os.environ)
+    code = wait(lookout.look, show, timeout_s=timeout_s, node=node)
     sys.exit(TIMED_OUT if code is None else code)
 
 
@@ -68,12 +70,25 @@ def own_job(environ: Mapping[str, str]) -> str | None:
     >>> own_job({"SLURM_JOB_ID": "17"}), own_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
     ('slurm17', 'slurm17r1')
     """
+    from tmover.config import slurm_job
+
     if environ.get("TMOVER_JOB"):
         return environ["TMOVER_JOB"]
-    if not environ.get("SLURM_JOB_ID"):
+    number, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+    if not number.isdecimal():
         return None
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    return f"slurm{environ['SLURM_JOB_ID']}" + (f"r{restarts}" if restarts not in ("", "0") else "")
+    return slurm_job(int(number), int(restarts) if restarts.isdecimal() else 0)
+
+
+def standby_node(environ: Mapping[str, str]) -> str | None:
+    """Return this node if the script that runs on it is a standby's, or None.
+
+    >>> standby_node({"TMOVER_ROLE": "standby", "SLURMD_NODENAME": "node7"})
+    'node7'
+    """
+    if environ.get("TMOVER_ROLE") != "standby":
+        return None
+    return environ.get("TMOVER_NODE") or environ.get("SLURMD_NODENAME") or None
 
 
 class Lookout:
@@ -128,9 +143,14 @@ def wait(
     show: Callable[[str], object] = lambda text: None,
     *,
     timeout_s: float | None = None,
+    node: str | None = None,
     poll_s: float = _POLL_S,
 ) -> int | None:
-    """Return the exit code of the job once it has ended, or None if that takes too long."""
+    """Return the exit code of the job once it has ended, or None if that takes too long.
+
+    With `node`, 0 as soon as the job is not there.
+    """
+    from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
 
     watch = JobWatch()
@@ -141,6 +161,8 @@ def wait(
             show(str(news))
         if status is not None and status.code is not None:
             return exit_code(status.code)
+        if status is not None and node is not None and node not in held_nodes(status):
+            return 0
         if until is not None and time.monotonic() >= until:
             return None
         left = poll_s if until is None else until - time.monotonic()

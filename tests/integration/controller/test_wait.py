@@ -69,6 +69,22 @@ def test_it_ends_with_the_scripts_own_code(own: Cast, waiting: list[Waiting]) ->
     assert waiting[0].result() == (7, "")
 
 
+def test_a_standbys_script_ends_once_the_standby_is_let_go(
+    own: Cast, waiting: list[Waiting]
+) -> None:
+    job, _ = own.form(1, standbys=1)
+    role = {"TMOVER_JOB": job, "TMOVER_ROLE": "standby", "SLURMD_NODENAME": "node2"}
+    before = _asked(own)
+    waiting.append(Waiting(own, environ=role))
+    own.until(lambda: _asked(own) > before, "its question")
+    assert not waiting[0].ended()
+
+    ask(own.state, wire.MoveRequest(job=job, node="node2", reason="maintenance"))
+    own.until(waiting[0].ended, "the end of `tmover wait`")
+
+    assert waiting[0].result() == (0, "")
+
+
 def test_a_controller_that_is_started_again_is_waited_for(
     own: Cast, waiting: list[Waiting]
 ) -> None:
