@@ -295,9 +295,7 @@ class FakeSlurm:
         return Completed(code=errors[0][0] if errors else 0, err=text)
 
 
-def _table(
-    args: list[str], expected: list[str], command: str
-) -> tuple[list[str], list[str], str]:
+def _table(args: list[str], expected: list[str], command: str) -> tuple[list[str], list[str], str]:
     """Return the other options of a command that prints a table, its fields and their mark."""
     if args[: len(expected)] != expected or args[-2] != "-O":
         raise NotFaked(command)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from tmover.config import StandbyConfig
@@ -29,8 +30,8 @@ _OWN = frozenset({"no-kill", "parsable", "quiet", "verbose"})
 """What tmover sets itself in every submission, or needs to be left out."""
 
 _WHOLE_JOB = (
-    "array batch begin bb bbf comment consolidate-segments contiguous deadline dependency exclude "
-    "extra gpus hold job-name kill-on-invalid-dep mail-type mail-user no-requeue nodefile nodelist "
+    "array batch begin bb bbf comment consolidate-segments contiguous deadline dependency extra "
+    "gpus hold job-name kill-on-invalid-dep mail-type mail-user no-requeue nodefile nodelist "
     "nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket requeue segment "
     "signal spread-job spread-segments switches use-min-nodes wait wait-all-nodes"
 )
@@ -107,6 +108,19 @@ def step_output(asked: Iterable[Option], node: str) -> str:
     return named if named != pattern or pattern == "/dev/null" else f"{pattern}.{node}"
 
 
+def shim(command: str) -> str:
+    """Return a script `srun` that keeps the job steps a node starts on that node.
+
+    Without it they start on the first node of the allocation, whichever node asks.
+    """
+    return (
+        "#!/bin/sh\n"
+        "# Made by `tmover submit --headless`: job steps that a node starts are its own.\n"
+        f'exec {shlex.quote(command)} --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 '
+        '--overlap "$@"\n'
+    )
+
+
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a job is submitted with, of the environment `tmover submit` runs in."""
     return {name: value for name, value in scrubbed(environ).items() if name not in _PER_JOB}
@@ -178,8 +192,9 @@ def standby_options(
         for key in ("partition", "reservation", "qos", "prefer")
         if (value := getattr(standby, key))
     ]
-    if exclude:
-        own.append(Option("exclude", ",".join(exclude)))
+    excluded = [*exclude, *filter(None, [last(base, "exclude")])]
+    if excluded:
+        own.append(Option("exclude", ",".join(excluded)))
     export = _export(last(base, "export"), _PASSED_TO_STANDBY)
     user = without(merged(base, asked), {option.name for option in own} | {"export"})
     return [*map(str, own), export, *map(str, user)]
