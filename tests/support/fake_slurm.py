@@ -7,13 +7,16 @@ command or an option it does not know fails the test.
 from __future__ import annotations
 
 import dataclasses
+import os
+import pwd
 import re
 from collections.abc import Callable
 
 from tmover.scheduler import hostlist
 from tmover.scheduler.slurm.run import Command, Completed
 
-ADMINISTRATOR = "root"
+ADMINISTRATOR = pwd.getpwuid(os.geteuid()).pw_name
+"""Whoever runs the tests, as for a real slurmctld that they start."""
 _DOWN = "Unable to contact slurm controller (connect failure)"
 _INDEX = "Job update not available right now, the DB index is being set, try again in a bit for job"
 _WITH_VALUE = {
@@ -122,6 +125,17 @@ class FakeSlurm:
             if not job.is_no_kill:
                 job.state, job.reason, job.nodes = "PENDING", "BeginTime", []
                 job.restarts, job.is_held = job.restarts + 1, True
+
+    def reserve(self, name: str, nodes: str, *, start: float, minutes: int) -> None:
+        """Make a reservation for maintenance."""
+        end = int(start) + 60 * minutes
+        self.reservations.append(
+            f"ReservationName={name} StartTime={int(start)} EndTime={end} Duration=00:01:00"
+            f" Nodes={nodes} NodeCnt=2 CoreCnt=16 Features=(null) PartitionName=(null)"
+            " Flags=MAINT,IGNORE_JOBS,SPEC_NODES TRES=cpu=16 Users=root Groups=(null)"
+            " Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=(null) Watts=n/a"
+            " MaxStartDelay=(null)"
+        )
 
     def end(self, job_id: str, state: str) -> None:
         """Have a job end."""
@@ -313,7 +327,7 @@ def _options(args: list[str], command: str) -> tuple[dict[str, str], set[str], l
     flags: set[str] = set()
     rest = list(args)
     while rest and rest[0].startswith("-"):
-        option, has_value, value = rest.pop(0).partition("=")
+        option, has_value, value = _split(rest.pop(0))
         if option in _WITH_VALUE:
             values[_WITH_VALUE[option]] = value if has_value else rest.pop(0)
         elif option in _FLAGS and not has_value:
@@ -323,6 +337,14 @@ def _options(args: list[str], command: str) -> tuple[dict[str, str], set[str], l
         else:
             raise NotFaked(command)
     return values, flags, rest
+
+
+def _split(option: str) -> tuple[str, bool, str]:
+    """Return an option's name, and its value if that is part of the same word."""
+    if option.startswith("--"):
+        name, equals, value = option.partition("=")
+        return name, bool(equals), value
+    return option[:2], len(option) > 2, option[2:]
 
 
 def _says(text: str) -> Completed:

@@ -240,9 +240,7 @@ def _rows(text: str, mark: str, width: int, command: str) -> Iterator[list[str]]
     """Yield the fields of each line, whatever is in them."""
     *values, rest = text.split(mark)
     if len(values) % width or rest.strip("\n"):
-        msg = (
-            f"cannot read what {command} printed: {text[:200]!r}; see that Slurm is 22.05 or newer"
-        )
+        msg = f"cannot read what {command} printed, {text[:200]!r}: is Slurm older than 22.05?"
         raise SchedulerError(msg)
     for start in range(0, len(values), width):
         first, *others = values[start : start + width]
@@ -281,7 +279,7 @@ def _job(
 
 def _reservation(line: str) -> Iterator[Reservation]:
     keys = list(_RESERVATION_KEY.finditer(line))
-    ends = [match.start() for match in keys[1:]] + [len(line)]
+    ends = [*(match.start() for match in keys), len(line)][1:]
     found: dict[str, str] = {}
     for match, end in zip(keys, ends, strict=True):
         found.setdefault(match[1], line[match.end() : end].rstrip())
