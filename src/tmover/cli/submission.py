@@ -75,7 +75,7 @@ def submit(job: BatchJob, run: Run = run_command, *, as_json: bool) -> None:
             info = _settled(client, number, signals)
             if job.headless:
                 headless.start(job, number, info.nodes)
-                stop_if_asked(signals)
+            stop_if_asked(signals)
         _report(job, info, nnodes, as_json=as_json)
 
 
