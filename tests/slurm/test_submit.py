@@ -82,7 +82,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def read(path: pathlib.Path) -> str:
-    return eventually(lambda: path.exists() and path.read_text())
+    return eventually(lambda: path.read_text() if path.exists() else "")
 
 
 def test_a_job_is_submitted_and_known(lab: Lab, state: pathlib.Path) -> None:

@@ -30,9 +30,8 @@ def asked(words: str = GIVEN) -> list[Option]:
     return merged(script_options(SCRIPT), sbatch.read(words.split())[0])
 
 
-def standby(**keys: str) -> list[str]:
+def standby(config: StandbyConfig) -> list[str]:
     base = render.standby_base(asked(), 4)
-    config = StandbyConfig(**keys)
     return render.standby_options(base, config, "slurm7", "gpt", ["n1", "n2"])
 
 
@@ -40,12 +39,13 @@ def job() -> list[str]:
     return render.job_options(sbatch.read(GIVEN.split())[0], asked())
 
 
-COMMANDS = {
-    "job": job,
-    "allocation": lambda: render.allocation_options(asked(), "gpt"),
-    "standby": standby,
-    "standby-pool": lambda: standby(partition="spare", reservation="pool", qos="low", prefer="ib"),
-    "step": lambda: render.step_argv(
+POOL = StandbyConfig(partition="spare", reservation="pool", qos="low", prefer="ib")
+COMMANDS: dict[str, list[str]] = {
+    "job": job(),
+    "allocation": render.allocation_options(asked(), "gpt"),
+    "standby": standby(StandbyConfig()),
+    "standby-pool": standby(POOL),
+    "step": render.step_argv(
         "7", "n1", ["/state/script", "a b"], name="gpt", cwd="/home/ann", asked=asked()
     ),
 }
@@ -53,7 +53,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_are_as_they_were(name: str) -> None:
-    shown = "\n".join(COMMANDS[name]()) + "\n"
+    shown = "\n".join(COMMANDS[name]) + "\n"
 
     assert shown == (GOLDEN / f"{name}.txt").read_text()
 
