@@ -14,13 +14,7 @@ import pytest
 from support.eventually import eventually
 from support.fake_slurm import FakeSlurm
 from support.lab import Lab
-from tmover.errors import (
-    ResizeRefused,
-    SchedulerError,
-    SlurmDenied,
-    SlurmRefused,
-    SlurmUnreachable,
-)
+from tmover.errors import ResizeRefused, SlurmDenied, SlurmRefused, SlurmUnreachable
 from tmover.scheduler.interface import NodeState
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo, NodeDetail
@@ -67,6 +61,11 @@ class Cluster:
             env={"PATH": os.environ["PATH"]},
             cwd=self.scratch,
         )
+
+    def allocate(self, nodes: int, *, wait_s: float) -> str:
+        options = [f"-N{nodes}", "--exclusive", "--no-kill"]
+        env = {"PATH": os.environ["PATH"]}
+        return self.admin.allocate(options, env=env, cwd=self.scratch, wait_s=wait_s)
 
     def job(self, job_id: str) -> JobInfo:
         (found,) = [job for job in self.admin.jobs() if job.id == job_id]
@@ -199,19 +198,11 @@ def test_a_cancelled_job_is_over_and_cancelling_it_again_is_harmless(cluster: Cl
     cluster.admin.cancel([running])
 
 
-def test_a_signal_does_not_end_the_job(cluster: Cluster) -> None:
+def test_neither_a_signal_nor_the_end_of_a_job_step_ends_the_job(cluster: Cluster) -> None:
     job_id = cluster.submit("-N1")
     cluster.running(job_id)
 
     cluster.admin.cancel([job_id], signal="USR1")
-
-    assert cluster.job(job_id).state is JobState.RUNNING
-
-
-def test_a_job_step_that_is_not_there_is_ended_without_complaint(cluster: Cluster) -> None:
-    job_id = cluster.submit("-N1")
-    cluster.running(job_id)
-
     cluster.admin.cancel_step(f"{job_id}.7")
 
     assert cluster.job(job_id).state is JobState.RUNNING
@@ -251,18 +242,22 @@ def test_a_job_is_resized_once_only_without_slurmdbd(cluster: Cluster) -> None:
 
 
 def test_an_allocation_without_a_shell_gives_any_node_back(cluster: Cluster) -> None:
-    job_id = cluster.admin.allocate(
-        ["-N2", "--exclusive", "--no-kill"],
-        env={"PATH": os.environ["PATH"]},
-        cwd=cluster.scratch,
-        wait_s=20,
-    )
+    job_id = cluster.allocate(2, wait_s=20)
     job = cluster.running(job_id)
     assert job.batch_host in ("", job.nodes[0])
 
     cluster.admin.shrink(job_id, [job.nodes[1]])
 
     assert cluster.job(job_id).nodes == (job.nodes[1],)
+
+
+def test_an_allocation_that_does_not_come_in_time_is_taken_back(cluster: Cluster) -> None:
+    cluster.running(cluster.submit("-N5"))
+
+    with pytest.raises(SlurmRefused, match="not free within 2 s"):
+        cluster.allocate(2, wait_s=2)
+
+    eventually(lambda: not any(job.state.is_pending for job in cluster.admin.jobs()))
 
 
 def test_a_job_that_is_over_cannot_be_resized(cluster: Cluster) -> None:
@@ -402,8 +397,3 @@ def test_reservations_are_seen_with_times_nodes_and_flags(cluster: Cluster) -> N
     assert found.users == ("root",)
     assert found.end - found.start == 60
     assert abs(found.start - time.time()) < 60
-
-
-def test_a_user_who_does_not_exist_cannot_be_served() -> None:
-    with pytest.raises(SchedulerError, match="no user"):
-        SlurmClient(user="no-such-user").nodes()

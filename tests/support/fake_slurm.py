@@ -290,12 +290,13 @@ class FakeSlurm:
         if program == "salloc":
             self.schedule()
             if job.state != "RUNNING":
+                self.end(job_id, "CANCELLED")
                 return Completed(code=-9, timed_out=True)
             return Completed(code=0, err=f"salloc: Granted job allocation {job_id}\n")
         return _says(f"{job_id}\n")
 
     def _scancel(self, args: list[str], user: str, command: Command) -> Completed:
-        ids = [arg for arg in args if re.fullmatch(r"[0-9]+(\.([0-9]+|batch|extern))?", arg)]
+        ids = [arg for arg in args if re.fullmatch(r"[0-9]+(\.[0-9]+)?", arg)]
         signal = [arg for arg in args if arg.startswith("--signal=")]
         if len(ids) + len(signal) != len(args):
             raise NotFaked(str(command))
@@ -307,7 +308,7 @@ class FakeSlurm:
             if user not in (job.user, ADMINISTRATOR):
                 errors.append((210, f"job id {each}: Access/permission denied"))
             elif signal and job.state == "PENDING":
-                errors.append((228, f"job id {each}: Job can not be altered now, try again later"))
+                return Completed(code=-15, timed_out=True)
             elif not signal and job.state in ("PENDING", "RUNNING"):
                 self.end(each, "CANCELLED")
         text = "".join(f"scancel: error: Kill job error on {words}\n" for _, words in errors)

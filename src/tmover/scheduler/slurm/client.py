@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tmover.errors import SchedulerError
 from tmover.scheduler.slurm import commands
 from tmover.scheduler.slurm.commands import JobInfo, NodeDetail, Reservation
-from tmover.scheduler.slurm.refusals import refusal, resize_refusal, said, unreachable
+from tmover.scheduler.slurm.refusals import (
+    allocation_refusal,
+    refusal,
+    resize_refusal,
+    said,
+    unreachable,
+)
 from tmover.scheduler.slurm.run import Command, Completed, Run, run_command, scrubbed
 
 _MINUTE_S = 60.0
@@ -126,31 +132,41 @@ class SlurmClient:
     ) -> str:
         """Allocate nodes that no process holds; return the job's id once it has them.
 
-        Not idempotent, as `submit`. What still waits after `wait_s` may be left in the queue.
+        Not idempotent, as `submit`. Raises `SlurmRefused` if they are not free within `wait_s`.
         """
-        argv = commands.salloc_argv(options)
-        completed = self._call(argv, rpcs=2, env=scrubbed(env), cwd=cwd, timeout_s=wait_s)
+        completed = self._call(
+            commands.salloc_argv(options),
+            rpcs=2,
+            env=scrubbed(env),
+            cwd=cwd,
+            timeout_s=wait_s,
+            refused=allocation_refusal,
+        )
         return commands.parse_salloc(completed.err)
 
     def cancel(self, job_ids: Collection[str], *, signal: str | None = None) -> None:
-        """Cancel jobs, or signal all their job steps. Jobs that are over are left alone."""
+        """Cancel jobs, or signal all their job steps. Jobs that are over are left alone.
+
+        A signal is for running jobs: for one that waits, `scancel` tries again for minutes.
+        """
         if job_ids:
-            ids = sorted(job_ids)
-            self._call(commands.scancel_argv(ids, signal=signal), rpcs=len(ids), harmless=_GONE)
+            argv = commands.scancel_argv(sorted(job_ids), signal=signal)
+            rpcs = len(job_ids) + (0 if signal is None else 2)
+            self._call(argv, rpcs=rpcs, harmless=_GONE)
 
     def cancel_step(self, step: str, *, signal: str | None = None) -> None:
         """Kill the job step `8.0` at once, or signal it. One that has ended is left alone.
 
         Returns when slurmctld has heard of it, not when the step is gone.
         """
-        self._call(commands.scancel_argv([step], signal=signal), rpcs=2, harmless=_GONE)
+        self._call(commands.scancel_argv([step], signal=signal), rpcs=3, harmless=_GONE)
 
     def shrink(self, job: str, keep: Sequence[str]) -> None:
         """Have `job` keep only the nodes in `keep`; what it runs on the others is killed at once.
 
         Raises `ResizeRefused` if they stay in the job. Not to be repeated: see `is_final` there.
         """
-        self._call(commands.shrink_argv(job, keep), rpcs=2, refused=resize_refusal)
+        self._call(commands.shrink_argv(job, keep), rpcs=3, refused=resize_refusal)
 
     def drain(self, node: str, reason: str) -> None:
         """Drain a node, which takes an administrator. Its `reason` is replaced if it is drained."""

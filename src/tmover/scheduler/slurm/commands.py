@@ -45,7 +45,7 @@ _RESERVATION_KEY = re.compile(
 )
 _PING = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
-_STEP_ID = re.compile(r"[0-9]+(_[0-9]+)?\.([0-9]+|batch|extern)")
+_STEP_ID = re.compile(r"[0-9]+(_[0-9]+)?\.[0-9]+")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"^slurm(?:-wlm)? ([0-9]+)\.([0-9]+)", re.MULTILINE)
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)

@@ -21,6 +21,8 @@ PINNED = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 _OVERRIDES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
 """Variables that change what commands do; a job's own lead astray whoever asks about others."""
+_GRACE_S = 1.0
+"""How long a command may take to end by itself at its deadline."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -88,17 +90,21 @@ def _finish(process: subprocess.Popen[str], command: Command) -> Completed:
     try:
         out, err = process.communicate(command.stdin or None, timeout=command.timeout_s)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        _signal(process, signal.SIGTERM)  # salloc takes its request back
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        _signal(process, signal.SIGKILL)
         return Completed(code=process.wait(), timed_out=True)
     except BaseException:
-        _kill(process)
+        _signal(process, signal.SIGKILL)
         raise
     return Completed(code=process.returncode, out=out, err=err)
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    """Signal the command and what it started; its group has its pid, collected or not."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

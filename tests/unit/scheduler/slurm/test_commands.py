@@ -137,7 +137,7 @@ def test_what_is_no_node_s_name_reaches_no_command(node: str) -> None:
         commands.shrink_argv("7", ["n1", node])
 
 
-@pytest.mark.parametrize("job", ["", "-u", "7 8", "7.x", "ann"])
+@pytest.mark.parametrize("job", ["", "-u", "7 8", "7.batch", "ann"])
 def test_what_is_no_job_reaches_no_command(job: str) -> None:
     with pytest.raises(ConfigError, match="no job id"):
         commands.scancel_argv([job])
