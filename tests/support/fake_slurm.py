@@ -22,7 +22,7 @@ _INDEX = "Job update not available right now, the DB index is being set, try aga
 _WITH_VALUE = {
     "-N": "nodes", "--nodes": "nodes", "-J": "name", "--job-name": "name", "--comment": "comment",
     "-o": "output", "--output": "output", "-t": "time", "--time": "time", "--exclude": "exclude",
-    "-p": "partition", "--partition": "partition", "--signal": "signal",
+    "-p": "partition", "--partition": "partition", "--signal": "signal", "--export": "export",
 }  # fmt: skip
 _FLAGS = {"--exclusive", "-k", "--no-kill", "-H", "--hold", "--parsable", "--no-shell", "--"}
 
@@ -159,6 +159,11 @@ class FakeSlurm:
         return _fails(_DOWN)
 
     def _squeue(self, args: list[str], user: str, command: Command) -> Completed:
+        if args[:2] == ["-h", "-j"] and args[3:] == ["-O", "NumNodes:|"]:
+            job = self.jobs.get(args[2])
+            if job is None:
+                return _fails("slurm_load_jobs error: Invalid job id specified")
+            return _says(f"{len(job.nodes) or job.wanted}|\n")
         options, fields, mark = _table(args, ["-h", "-a", "-r", "-t", "all"], str(command))
         users = None
         if options:

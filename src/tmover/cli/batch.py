@@ -183,6 +183,7 @@ def show(job: BatchJob, *, as_json: bool) -> None:
 def _parts(job: BatchJob) -> list[dict[str, str]]:
     controller = ["tmover", "controller", "--state", str(job.state), *job.controller_flags()]
     parts = [_command("a controller, if none runs", controller)]
+    env = ["env", f"TMOVER_STATE={job.state}"]
     nnodes = last(job.asked, "nodes") or "1"
     if job.headless:
         command = salloc_argv(job.options())
@@ -191,10 +192,10 @@ def _parts(job: BatchJob) -> list[dict[str, str]]:
         step = render.step_argv(
             "<JOB>", "<NODE>", [copy, *job.arguments], name=job.name, cwd=job.cwd, asked=job.asked
         )
-        parts.append(_command("on each of its nodes, with TMOVER_SLOT=0, 1, ...", step))
+        parts.append(_command("on each of its nodes", [*env, "TMOVER_SLOT=<0, 1, ...>", *step]))
         parts.append({"what": "an `srun` before the real one", "script": render.shim(real_srun())})
     else:
-        command = sbatch_argv(job.options(), str(job.script), job.arguments)
+        command = [*env, *sbatch_argv(job.options(), str(job.script), job.arguments)]
         parts.append(_command(f"the job: {nnodes} nodes", command))
     parts.append({"what": "the job's script", "script": job.text})
     if job.standby:
@@ -216,7 +217,13 @@ def _standby_parts(job: BatchJob, nnodes: int) -> list[dict[str, str]]:
 
 
 def _command(what: str, argv: Sequence[str]) -> dict[str, str]:
-    return {"what": what, "command": shlex.join(argv)}
+    return {"what": what, "command": " ".join(map(_quoted, argv))}
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell, as readable as can be."""
+    is_plain = "'" in word and not set('"$`\\!') & set(word)
+    return f'"{word}"' if is_plain else shlex.quote(word)
 
 
 def headless_directory(job: BatchJob, number: str) -> pathlib.Path:

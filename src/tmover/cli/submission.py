@@ -56,17 +56,10 @@ def submit(job: BatchJob, run: Run = run_command, *, as_json: bool) -> None:
     _ensure_controller(job, client)
     with SignalPipe(_ENDING) as signals:
         if job.headless:
-            number = headless.allocate(
-                job, client, signals, functools.partial(click.echo, err=True)
-            )
+            say = functools.partial(click.echo, err=True)
+            number = headless.allocate(job, client, signals, say)
         else:
-            number = client.submit(
-                job.options(),
-                job.script,
-                args=job.arguments,
-                env=job.env,
-                cwd=pathlib.Path.cwd(),
-            )
+            number = _sbatch(job, client)
         with _undone_at_failure(job, client, number):
             stop_if_asked(signals)
             nnodes = _size(run, number)
@@ -75,8 +68,18 @@ def submit(job: BatchJob, run: Run = run_command, *, as_json: bool) -> None:
             info = _settled(client, number, signals)
             if job.headless:
                 headless.start(job, number, info.nodes)
-                stop_if_asked(signals)
+            stop_if_asked(signals)
         _report(job, info, nnodes, as_json=as_json)
+
+
+def _sbatch(job: BatchJob, client: SlurmClient) -> str:
+    """Submit the script; return Slurm's job id."""
+    cwd = pathlib.Path.cwd()
+    try:
+        return client.submit(job.options(), job.script, args=job.arguments, env=job.env, cwd=cwd)
+    except SlurmUnreachable as error:
+        msg = f"{error}; it may have been submitted: see `squeue --me` before trying again"
+        raise SlurmUnreachable(msg) from error
 
 
 # --- the controller -------------------------------------------------------------------------------
@@ -84,11 +87,11 @@ def submit(job: BatchJob, run: Run = run_command, *, as_json: bool) -> None:
 
 def _ensure_controller(job: BatchJob, client: SlurmClient) -> None:
     """Have a controller run that the job's nodes can reach."""
-    state = private_directory(job.state)
-    start = functools.partial(start_controller, flags=job.controller_flags())
-    starter = Starter(state, start)
-    with starter.locked(), uninterrupted():
-        if starter.running() is None and not _answers(job):
+    state = job.state
+    starter = Starter(state, functools.partial(start_controller, flags=job.controller_flags()))
+    if starter.running() is None and not _answers(job):
+        private_directory(state)
+        with starter.locked(), uninterrupted():
             starter.ensure()
     address = read_address(state).address
     if not _is_loopback(_host(address)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from tmover.cli.state import state_option
 from tmover.cli.text import Text
 from tmover.cli.words import is_local, take_apart
 from tmover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tmover.cli.batch import BatchJob
 
 _SBATCH = "tmover.sbatch"
 """Where click's context keeps the options that are for sbatch."""
@@ -129,7 +133,11 @@ def command(
     batch.check(job, unchecked=unchecked)
     if dry_run:
         batch.show(job, as_json=as_json)
-        return
-    from tmover.cli.submission import submit
+    else:
+        _submit(job, as_json=as_json)
+
+
+def _submit(job: BatchJob, *, as_json: bool) -> None:
+    from tmover.cli.submission import submit  # speaks to the controller, so not for a dry run
 
     submit(job, as_json=as_json)

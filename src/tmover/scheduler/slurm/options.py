@@ -78,14 +78,14 @@ _SRUN_SHORT = {
 }  # fmt: skip
 
 _SRUN_FLAGS = (
-    "debugger-test disable-status exact interactive label multi-prog no-allocate overlap "
-    "preserve-env unbuffered whole"
+    "debugger-test disable-status exact interactive label multi-prog no-allocate preserve-env "
+    "quit-on-interrupt unbuffered whole"
 )
 _SRUN_VALUES = (
     "accel-bind bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout prolog relative "
     "slurmd-debug task-epilog task-prolog threads treewidth wait"
 )
-_SRUN_MAYBES = "bcast compress immediate kill-on-bad-exit pty send-libs x11"
+_SRUN_MAYBES = "bcast compress immediate kill-on-bad-exit overlap pty send-libs x11"
 
 SRUN = {
     **SBATCH,

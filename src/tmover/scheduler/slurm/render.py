@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from tmover.config import StandbyConfig
@@ -29,8 +30,8 @@ _OWN = frozenset({"no-kill", "parsable", "quiet", "verbose"})
 """What tmover sets itself in every submission, or needs to be left out."""
 
 _WHOLE_JOB = (
-    "array batch begin bb bbf comment consolidate-segments contiguous deadline dependency exclude "
-    "extra gpus hold job-name kill-on-invalid-dep mail-type mail-user no-requeue nodefile nodelist "
+    "array batch begin bb bbf comment consolidate-segments contiguous deadline dependency extra "
+    "gpus hold job-name kill-on-invalid-dep mail-type mail-user no-requeue nodefile nodelist "
     "nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket requeue segment "
     "signal spread-job spread-segments switches use-min-nodes wait wait-all-nodes"
 )
@@ -115,7 +116,8 @@ def shim(command: str) -> str:
     return (
         "#!/bin/sh\n"
         "# Made by `tmover submit --headless`: job steps that a node starts are its own.\n"
-        f'exec {command} --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 --overlap "$@"\n'
+        f'exec {shlex.quote(command)} --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 '
+        '--overlap "$@"\n'
     )
 
 
@@ -190,8 +192,9 @@ def standby_options(
         for key in ("partition", "reservation", "qos", "prefer")
         if (value := getattr(standby, key))
     ]
-    if exclude:
-        own.append(Option("exclude", ",".join(exclude)))
+    excluded = [*exclude, *filter(None, [last(base, "exclude")])]
+    if excluded:
+        own.append(Option("exclude", ",".join(excluded)))
     export = _export(last(base, "export"), _PASSED_TO_STANDBY)
     user = without(merged(base, asked), {option.name for option in own} | {"export"})
     return [*map(str, own), export, *map(str, user)]

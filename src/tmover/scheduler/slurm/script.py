@@ -184,7 +184,7 @@ def _of_step(step: Step, options: Sequence[Option], known: dict[str, str]) -> It
             "the node that srun is on"
         )
     if any(_is_fixed(option) for option in given):
-        yield "a fixed number or list of nodes or tasks does not fit a standby: leave it out"
+        yield "a fixed number or list of nodes or tasks does not fit the standbys: leave it out"
     if _tasks_per_node(options, given) > 1:
         yield (
             "several tasks would run on a node, and `tmover run` starts all workers of a node: add "
@@ -195,8 +195,7 @@ def _of_step(step: Step, options: Sequence[Option], known: dict[str, str]) -> It
 def _is_fixed(option: Option) -> bool:
     if option.name in ("nodelist", "nodefile", "relative"):
         return "$" not in (option.value or "")
-    is_number = option.name in ("nodes", "ntasks") and (option.value or "")[:1].isdigit()
-    return is_number and option.value != "1"
+    return option.name in ("nodes", "ntasks") and (option.value or "")[:1].isdigit()
 
 
 def _tasks_per_node(options: Sequence[Option], given: Sequence[Option]) -> int:
@@ -244,7 +243,8 @@ def _mended(step: Step, options: Sequence[Option]) -> str:
         if not count:
             return ""
     flags = _mended_options(step)
-    if _tasks_per_node(options, step.options) > 1:
+    kept = [option for option in step.options if not _is_wrong(option)]
+    if _tasks_per_node(options, kept) > 1:
         flags.extend(_ONE_TASK)
     return " ".join(filter(None, (step.before, "srun", *flags, program)))
 
