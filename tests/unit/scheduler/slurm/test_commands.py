@@ -63,8 +63,10 @@ def test_no_two_calls_have_the_same_mark() -> None:
 
 
 def test_a_node_in_two_partitions_is_one_node() -> None:
-    row = "".join(f"{f}{MARK}" for f in ["node10", "a10", "mixed", "Unknown", "none"]) + "\n"
-    other = row.replace("10", "9")
+    row, other = (
+        "".join(f"{f}{MARK}" for f in [f"node{n}", f"a{n}", "mixed", "Unknown", "none"]) + "\n"
+        for n in (10, 9)
+    )
 
     nodes = commands.parse_sinfo(row + other + row, MARK)
 
