@@ -56,6 +56,7 @@ class Cluster:
             "TMOVER_SLURM_END_S": "10",
             "OMP_NUM_THREADS": "1",
         }
+        self._started: list[subprocess.Popen[bytes]] = []
         self.hold_at(HELD)
 
     def hold_at(self, *steps: int) -> None:
@@ -115,16 +116,17 @@ class Cluster:
 
     def start_controller(self) -> None:
         """Start a controller by hand, as a user does after a crash."""
-        log = (self.home / "controller.log").open("ab")
-        subprocess.Popen(
-            ["tmover", "--log-level", "INFO", "controller", "--bind", "tcp://0.0.0.0:0"],
-            env=self.env,
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        with (self.home / "controller.log").open("ab") as log:
+            started = subprocess.Popen(
+                ["tmover", "--log-level", "INFO", "controller", "--bind", "tcp://0.0.0.0:0"],
+                env=self.env,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._started.append(started)
 
     def close(self) -> None:
         """End the controller."""
@@ -134,6 +136,8 @@ class Cluster:
             send_signal(process, signal.SIGTERM)
             if wait_gone([process], timeout_s=10):
                 send_signal(process, signal.SIGKILL)
+        for started in self._started:
+            started.wait()
 
 
 class Job:
