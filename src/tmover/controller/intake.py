@@ -36,6 +36,9 @@ class Intake:
         name = slurm_job(request.slurm.id)
         event = requests.submitted(request, name)
         known = self._desk.ledgers.get(name)
+        if known is not None and known.job.owner != request.owner:
+            msg = f"job {name} is {known.job.owner}'s"
+            raise Refused(msg)
         if known is not None and known.job.phase.stage is Stage.ENDED:
             msg = (
                 f"job {name} has ended here already: if Slurm counts its jobs anew, "
@@ -51,11 +54,8 @@ class Intake:
         keys.make_secret(self._state, name)
         return event
 
-    def requeued(self, job: Job) -> Submitted | None:
+    def requeued(self, job: Job, name: str) -> Submitted | None:
         """Return the event of a requeued job's next incarnation; None if it is here already."""
-        if self._allocations is None:
-            return None
-        name = self._allocations.succeed(job.name)
         if name in self._desk.ledgers:
             return None
         keys.make_secret(self._state, name)

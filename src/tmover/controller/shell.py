@@ -18,7 +18,7 @@ import msgspec
 from typing_extensions import assert_never
 
 from tmover import wire
-from tmover.config import Config
+from tmover.config import Config, slurm_job
 from tmover.controller import keys, requests, users
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
@@ -228,7 +228,7 @@ class Controller:
             logger.debug("heard %s", message)
         if isinstance(message, Event):
             if message.job not in self._desk.ledgers:
-                raise Refused(_unknown(message.job))
+                raise Refused(requests.unknown(message.job))
             if isinstance(message, Joined):
                 keys.read_secret(self._state, message.job)  # without it nobody can be greeted
             return self._stamp(message)
@@ -264,9 +264,9 @@ class Controller:
             self._gate.send(route, self._views.reply(message, said.user))
         elif isinstance(message, Joined):
             self._join(route, message, work.entry)
-        elif isinstance(message, wire.SubmitRequest) and work.entry is None:
-            name = self._intake.submitted(message)
-            self._gate.send(route, wire.Accepted(text=f"job {name} is known here", job=str(name)))
+        elif isinstance(message, wire.SubmitRequest) and message.slurm and work.entry is None:
+            name = slurm_job(message.slurm.id)
+            self._gate.send(route, wire.Accepted(text=f"job {name} is known here", job=name))
         elif work.entry is not None:
             actions = self._decide(work.entry)
             if isinstance(message, wire.Request):
@@ -277,7 +277,7 @@ class Controller:
     def _heartbeat(self, route: bytes, message: wire.Heartbeat) -> None:
         who = Who(message.job, message.agent)
         if message.job not in self._desk.ledgers:
-            text = _unknown(message.job)
+            text = requests.unknown(message.job)
             self._gate.send(route, wire.RefusedReply(text=text, is_unknown=True))
         elif self._heard(route, who):
             self._presence.step(who, message.steps)
@@ -333,7 +333,8 @@ class Controller:
                 extra = {"job_id": entry.job, "epoch": entry.epoch}
                 wait_s = self._wait_s(entry.wait)
                 logger.info("%s_s (%s s) passed", entry.wait.value, wait_s, extra=extra)
-        if self._allocations is not None and isinstance(entry, (Left, Exited, LeaseExpired)):
+        is_end = isinstance(entry, (Left, Exited, LeaseExpired))
+        if is_end and ledger.job.allocated and self._allocations is not None:
             self._allocations.nudge()
         stage = ledger.job.phase.stage
         if stage is not before:
@@ -393,11 +394,7 @@ class Controller:
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)
 
-    def _requeued(self, job: Job) -> None:
-        event = self._intake.requeued(job)
+    def _requeued(self, job: Job, name: str) -> None:
+        event = self._intake.requeued(job, name)
         if event is not None:
             self.post(event)
-
-
-def _unknown(job: str) -> str:
-    return f"there is no job {job} here"
