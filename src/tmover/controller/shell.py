@@ -51,7 +51,6 @@ from tmover.core.events import (
 )
 from tmover.core.job import resume, wake
 from tmover.core.phase import Stage
-from tmover.core.roster import Job
 from tmover.errors import ConfigError, Refused, SchedulerError
 from tmover.scheduler.interface import Allocations, Scheduler
 
@@ -113,7 +112,7 @@ class Controller:
             live=desk.live_allocated,
             agents_on=self._presence.on_node,
             post=self.post,
-            requeued=self._requeued,
+            requeued=self._intake.requeued,
         )  # fmt: skip
         if self._allocated is not None and allocations is not None:
             self._views.allocation = self._allocated.seen
@@ -158,13 +157,18 @@ class Controller:
         now = time.monotonic()
         for name, ledger in self._desk.ledgers.items():
             self._errands.pursue(ledger)
+            for effect in ledger.effects:
+                if isinstance(effect, ReleaseNode):  # it may not even have been told to stop
+                    who = Who(name, effect.agent)
+                    self._presence.join(who, effect.node, None, now)
+                    self._presence.release(who)
             if ledger.job.phase.stage is Stage.ENDED:
                 continue
             for agent in ledger.job.agents.values():
                 self._presence.join(Who(name, agent.name), agent.node, None, now)
-            for effect in wake(ledger.job):
-                if isinstance(effect, ArmDeadline):  # the rest is among the ledger's effects
-                    self._arm(effect, extra_s=self._config.controller.lease_s)
+            for action in wake(ledger.job):
+                if isinstance(action, ArmDeadline):  # the rest is among the ledger's effects
+                    self._arm(action, extra_s=self._config.controller.lease_s)
 
     async def _handle(self) -> None:
         while True:
@@ -393,8 +397,3 @@ class Controller:
             return item
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)
-
-    def _requeued(self, job: Job, name: str) -> None:
-        event = self._intake.requeued(job, name)
-        if event is not None:
-            self.post(event)

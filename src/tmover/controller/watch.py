@@ -97,9 +97,9 @@ class AllocationWatch:
         live: Callable[[], Mapping[str, Job]],
         agents_on: Callable[[str], Iterable[Who]],
         post: Callable[[AnyEvent], None],
-        requeued: Callable[[Job, str], None],
+        requeued: Callable[[Job, str], AnyEvent | None],
     ) -> None:
-        """`live` are the jobs that have not ended; `requeued` begins a job's next incarnation."""
+        """`live` are the jobs that have not ended; `requeued` says how one begins anew."""
         self._allocations = allocations
         self._poll_s = poll_s
         self._live = live
@@ -161,13 +161,16 @@ class AllocationWatch:
         if job is None:
             return False
         try:
-            self._requeued(job, await asyncio.to_thread(self._allocations.succeed, name))
+            successor = await asyncio.to_thread(self._allocations.succeed, name)
+            event = self._requeued(job, successor)
         except (SchedulerError, ConfigError, OSError) as error:
             if self._trouble.get(name) != str(error):
                 logger.error("job %s cannot begin anew: %s", name, error, extra={"job_id": name})
             self._trouble[name] = str(error)
             return False
         self._trouble.pop(name, None)
+        if event is not None:
+            self._post(event)
         return True
 
 

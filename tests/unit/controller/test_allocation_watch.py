@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 
 from support.jobs import Story, expired
-from support.schedulers import ScriptedScheduler
-from tmover import wire
+from support.schedulers import ScriptedAllocations, ScriptedScheduler
 from tmover.controller.presence import Presence, Who
 from tmover.controller.watch import AllocationWatch, Watch, verdict
-from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, Errand, MoveRequested
+from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, Submitted
 from tmover.core.job import Job
 from tmover.errors import ConfigError, SchedulerError, SlurmUnreachable
-from tmover.scheduler.interface import Allocation, Fate, NodeInfo, NodeState, Outcome
+from tmover.scheduler.interface import Allocation, Fate, NodeInfo, NodeState
 
 FORMED = Story(nnodes=2, standbys=0, allocated=True).training().job
 AWAY = SlurmUnreachable("slurmctld is away")
@@ -92,46 +91,6 @@ def test_missing_ends_no_job_that_has_a_node() -> None:
 # --- the watch ------------------------------------------------------------------------------------
 
 
-class ScriptedAllocations:
-    """Says of jobs and nodes what a test wrote down, the last for ever."""
-
-    def __init__(self, *looks: list[Allocation] | Exception) -> None:
-        self.looks = list(looks)
-        self.shown: list[NodeInfo] = []
-        self.successors: list[str | Exception] = []
-        self.looked = 0
-        self.threads: list[threading.Thread] = []
-
-    def nodes(self) -> list[NodeInfo]:
-        return self.shown
-
-    def look(self, jobs: Collection[str]) -> list[Allocation]:
-        look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-        self.looked += 1
-        if isinstance(look, Exception):
-            raise look
-        return [one for one in look if one.job in jobs]
-
-    def succeed(self, job: str) -> str:
-        self.threads.append(threading.current_thread())
-        answer = self.successors.pop(0) if len(self.successors) > 1 else self.successors[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
-        raise NotImplementedError
-
-    def nudge(self) -> None:
-        raise NotImplementedError
-
-    def load(self) -> str:
-        raise NotImplementedError
-
-    def carry_out(self, errand: Errand) -> Outcome:
-        raise NotImplementedError
-
-
 class Watched:
     """A watch over jobs, and what it has posted and begun anew. A job that is to end does."""
 
@@ -141,16 +100,19 @@ class Watched:
         self.presence = Presence(lease_s=5)
         self.posted: list[AnyEvent] = []
         self.begun: list[str] = []
-        self.keeps_going = False
         self.watch = AllocationWatch(
             allocations, poll_s=0.001, live=lambda: self.jobs, agents_on=self.presence.on_node,
-            post=self.post, requeued=lambda job, name: self.begun.append(f"{job.name} as {name}"),
+            post=self.post, requeued=self.requeued,
         )  # fmt: skip
 
     def post(self, event: AnyEvent) -> None:
         self.posted.append(event)
-        if isinstance(event, CancelRequested) and not self.keeps_going:
+        if isinstance(event, CancelRequested):
             del self.jobs[event.job]
+
+    def requeued(self, job: Job, name: str) -> Submitted | None:
+        self.begun.append(f"{job.name} as {name}")
+        return Submitted(job=name, nnodes=job.nnodes, nproc=job.nproc, owner=job.owner)
 
     def until(self, is_over: Callable[[], bool]) -> None:
         async def run() -> None:
@@ -237,10 +199,10 @@ def test_a_requeued_job_begins_anew_and_then_the_old_one_ends() -> None:
     allocations.successors = ["slurm1r1"]
     watched = Watched(allocations, FORMED)
 
-    watched.until(lambda: bool(watched.posted))
+    watched.until(lambda: not watched.jobs)
 
     assert watched.begun == ["j as slurm1r1"]
-    assert [type(event) for event in watched.posted] == [CancelRequested]
+    assert [type(event) for event in watched.posted] == [Submitted, CancelRequested]
     assert threading.main_thread() not in allocations.threads  # it may ask Slurm for seconds
 
 
@@ -255,7 +217,7 @@ def test_a_job_that_cannot_begin_anew_does_not_end_and_harms_no_other(
 
     watched.until(lambda: not watched.jobs)
 
-    assert [event.job for event in watched.posted] == ["k", "j"]
+    assert [event.job for event in watched.posted] == ["k", "slurm1r1", "j"]
     assert watched.begun == ["j as slurm1r1"]
     assert caplog.text.count("job j cannot begin anew: full") == 1
 
