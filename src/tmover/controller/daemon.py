@@ -68,7 +68,7 @@ async def serve(
         keys.write_private(state / ADDRESS_FILE, announced)
         users.announce(ADDRESS_FILE, announced)
         stack.callback(_withdraw, state, address)
-        stack.callback(users.withdraw, ADDRESS_FILE)
+        stack.callback(users.withdraw, ADDRESS_FILE, announced)
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)

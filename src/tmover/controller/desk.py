@@ -70,15 +70,18 @@ class Desk:
         """Return the jobs of a user, oldest first; "" means those of all."""
         return {n: led for n, led in self.ledgers.items() if user in ("", led.job.owner)}
 
-    def owners(self) -> dict[str, str]:
-        """Return the owner of each job."""
-        return {name: ledger.job.owner for name, ledger in self.ledgers.items()}
+    def owner(self, job: str) -> str | None:
+        """Return the owner of a job, None if it is not known."""
+        ledger = self.ledgers.get(job)
+        return None if ledger is None else ledger.job.owner
 
     def live_allocated(self) -> dict[str, Job]:
         """Return the jobs in allocations of the scheduler that have not ended."""
-        jobs = {name: ledger.job for name, ledger in self.ledgers.items()}
-        ended = Stage.ENDED
-        return {n: job for n, job in jobs.items() if job.allocated and job.phase.stage is not ended}
+        return {
+            name: ledger.job
+            for name, ledger in self.ledgers.items()
+            if ledger.job.allocated and ledger.job.phase.stage is not Stage.ENDED
+        }
 
     def write(self, entries: Sequence[Entry]) -> set[str]:
         """Have the entries on disk; return the jobs whose journal could not be written."""

@@ -23,6 +23,8 @@ from tmover.scheduler.interface import Allocations, Outcome, Scheduler
 logger = logging.getLogger(__name__)
 
 _AGAIN_MAX_S = 30.0
+_WAIT_MAX_S = 5.0
+"""The longest pause while nothing is wrong: what ends by itself is not asked for every moment."""
 _GOODBYE_S = 30.0
 """How long the node of an agent that was let go is not touched while the agent is still there."""
 
@@ -84,7 +86,7 @@ class Errands:
                 logger.warning("%s, asking again", text, extra={"job_id": effect.job})
             trouble = text
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _AGAIN_MAX_S) if text else self._again_s
+            pause = min(pause * 2, _AGAIN_MAX_S if text else _WAIT_MAX_S)
         self._post(Settled(job=effect.job, effect=effect, note=note))
 
     async def _see_off(self, who: Who) -> None:

@@ -227,7 +227,7 @@ class Controller:
             return None if is_late else self._stamp(item)
         message = item.message
         if item.user:
-            users.check(item.user, message, self._desk.owners())
+            users.check(item.user, message, self._desk.owner)
         if not isinstance(message, wire.Heartbeat):
             logger.debug("heard %s", message)
         if isinstance(message, Event):

@@ -7,9 +7,10 @@ files are the user's alone. Who can read a user's key may act on that user's job
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import pwd
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from tmover import wire
 from tmover.controller import keys
@@ -41,17 +42,19 @@ class Users:
         for home, uid in self._homes.values():
             keys.write_private(home / file, data, uid=uid)
 
-    def withdraw(self, file: str) -> None:
-        """Remove a file from each user's directory."""
+    def withdraw(self, file: str, data: bytes) -> None:
+        """Remove a file from each user's directory, if it still holds what was announced."""
         for home, _ in self._homes.values():
-            (home / file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if (home / file).read_bytes() == data:
+                    (home / file).unlink()
 
 
-def check(user: str, message: wire.ToController, owners: Mapping[str, str]) -> None:
+def check(user: str, message: wire.ToController, owner_of: Callable[[str], str | None]) -> None:
     """Raise `Refused` unless `user` may say this. "" is who runs the controller, who may all.
 
-    `owners` are the owners of the jobs that are known, by job. A user speaks for the agents of the
-    user's own jobs, and asks about these.
+    `owner_of` a job that is not known is None. A user speaks for the agents of the user's own jobs,
+    and asks about these.
     """
     if not user:
         return
@@ -61,7 +64,7 @@ def check(user: str, message: wire.ToController, owners: Mapping[str, str]) -> N
             raise Refused(msg)
         return
     job = message.job if isinstance(message, (Record, wire.Request)) else None
-    if job is not None and owners.get(job, user) != user:
+    if job is not None and owner_of(job) not in (None, user):
         msg = f"job {job} is not {user}'s"
         raise Refused(msg)
 

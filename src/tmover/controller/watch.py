@@ -106,13 +106,14 @@ class AllocationWatch:
         self._post = post
         self._requeued = requeued
         self._missed: dict[str, _Missed] = {}
+        self._jobs: Mapping[str, Job] = {}
         self._seen: dict[str, Allocation] = {}
         self._trouble: dict[str, str] = {}
         """Why a requeued job could not begin anew."""
         self._nodes = Watch(
             allocations,
             poll_s=poll_s,
-            agents_on=lambda node: [who for who in agents_on(node) if who.job in live()],
+            agents_on=lambda node: [who for who in agents_on(node) if who.job in self._jobs],
             post=post,
         )
 
@@ -141,15 +142,18 @@ class AllocationWatch:
 
     async def _take(self, nodes: Iterable[NodeInfo], found: Iterable[Allocation]) -> None:
         before, self._missed = self._missed, {}
+        self._jobs = self._live()
         self._seen = {one.job: one for one in found}
         for event in self._nodes.events(nodes):
             self._post(event)
         for name, one in self._seen.items():
             if one.fate is Fate.MISSING:
                 self._missed[name] = before.get(name, _Missed()).again(one.at)
-            if one.fate is Fate.REQUEUED and not await self._begin_anew(name):
-                continue
-            job = self._live().get(name)
+            if one.fate is Fate.REQUEUED:
+                if not await self._begin_anew(name):
+                    continue
+                self._jobs = self._live()
+            job = self._jobs.get(name)
             missed = self._missed.get(name, _Missed()).times
             end = None if job is None else verdict(job, one, missed=missed)
             if end is not None:
@@ -157,7 +161,7 @@ class AllocationWatch:
 
     async def _begin_anew(self, name: str) -> bool:
         """Begin a requeued job's next incarnation; return whether the old one may end now."""
-        job = self._live().get(name)
+        job = self._jobs.get(name)
         if job is None:
             return False
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -57,6 +58,7 @@ def settle(
     scheduler: ScriptedScheduler | None = None,
     is_there: Callable[[Who], bool] = lambda _: False,
     goodbye_s: float = 60.0,
+    again_s: float = 0.001,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Settled]:
     settled: list[Settled] = []
@@ -65,7 +67,7 @@ def settle(
         queue: asyncio.Queue[Settled] = asyncio.Queue()
         errands = Errands(
             scheduler or ScriptedScheduler(), allocations=allocations, is_there=is_there,
-            again_s=0.001, goodbye_s=goodbye_s, post=queue.put_nowait,
+            again_s=again_s, goodbye_s=goodbye_s, post=queue.put_nowait,
         )  # fmt: skip
         errands.pursue(book)
         meanwhile()
@@ -291,3 +293,13 @@ def test_a_job_in_an_allocation_waits_for_a_controller_that_has_slurm(
     asyncio.run(asyncio.wait_for(pursue(), timeout=30))
 
     assert (posted, scheduler.calls) == ([], [])
+
+
+def test_what_takes_time_is_asked_for_less_and_less_often() -> None:
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [*[Outcome.not_yet()] * 5, Outcome.done()]
+    begin = time.monotonic()
+
+    settle(allocated(END), allocations=allocations, again_s=0.01)
+
+    assert time.monotonic() - begin >= 0.01 * (1 + 2 + 4 + 8 + 16)

@@ -112,10 +112,22 @@ def test_what_is_announced_is_withdrawn_again(state: pathlib.Path, server: keys.
 
     made.announce("controller.json", b"{}")
     assert (file.read_bytes(), mode(file)) == (b"{}", 0o600)
-    made.withdraw("controller.json")
-    made.withdraw("controller.json")
+    made.withdraw("controller.json", b"{}")
+    made.withdraw("controller.json", b"{}")
 
     assert not file.exists()
+
+
+def test_what_another_controller_has_announced_since_stays(
+    state: pathlib.Path, server: keys.Keypair
+) -> None:
+    made = Users(state, [ME], server)
+    made.announce("controller.json", b"ours")
+    Users(state, [ME], server).announce("controller.json", b"theirs")
+
+    made.withdraw("controller.json", b"ours")
+
+    assert (state / "users" / ME / "controller.json").read_bytes() == b"theirs"
 
 
 # --- what a user may say --------------------------------------------------------------------------
@@ -154,43 +166,43 @@ def test_every_message_there_is_names_a_job_or_is_a_submission() -> None:
 
 @pytest.mark.parametrize("kind", OF_A_JOB)
 def test_a_user_speaks_for_the_user_s_own_jobs(kind: type[wire.ToController]) -> None:
-    users.check("ann", message(kind, "slurm7"), OWNERS)
+    users.check("ann", message(kind, "slurm7"), OWNERS.get)
 
 
 @pytest.mark.parametrize("kind", OF_A_JOB)
 @pytest.mark.parametrize("job", ["slurm8", "1"])
 def test_a_user_speaks_for_no_other_job(kind: type[wire.ToController], job: str) -> None:
     with pytest.raises(Refused, match=f"^job {job} is not ann's$"):
-        users.check("ann", message(kind, job), OWNERS)
+        users.check("ann", message(kind, job), OWNERS.get)
 
 
 @pytest.mark.parametrize("kind", OF_A_JOB)
 def test_a_job_that_nobody_knows_is_nobody_s(kind: type[wire.ToController]) -> None:
-    users.check("ann", message(kind, "slurm9"), OWNERS)
+    users.check("ann", message(kind, "slurm9"), OWNERS.get)
 
 
 @pytest.mark.parametrize("kind", [k for k in OF_A_JOB if issubclass(k, wire.Request)])
 def test_who_names_no_job_means_an_own_one(kind: type[wire.ToController]) -> None:
-    users.check("ann", message(kind, None), OWNERS)  # `Desk.of` is what is chosen from
+    users.check("ann", message(kind, None), OWNERS.get)  # `Desk.of` is what is chosen from
 
 
 @pytest.mark.parametrize("kind", OF_A_JOB)
 def test_who_runs_the_controller_speaks_for_all(kind: type[wire.ToController]) -> None:
     for job in OWNERS:
-        users.check("", message(kind, job), OWNERS)
+        users.check("", message(kind, job), OWNERS.get)
 
 
 def test_a_user_submits_jobs_of_slurm_in_the_user_s_own_name() -> None:
-    users.check("ann", _submission("ann", SPEC), OWNERS)
+    users.check("ann", _submission("ann", SPEC), OWNERS.get)
 
     for request in (_submission("bob", SPEC), _submission("ann", None), _submission("", SPEC)):
         with pytest.raises(Refused, match=r"^ann may only submit jobs of Slurm, and for ann$"):
-            users.check("ann", request, OWNERS)
+            users.check("ann", request, OWNERS.get)
 
 
 def test_who_runs_the_controller_submits_whatever_there_is() -> None:
-    users.check("", _submission("bob", SPEC), OWNERS)
-    users.check("", _submission(getpass.getuser(), None), OWNERS)
+    users.check("", _submission("bob", SPEC), OWNERS.get)
+    users.check("", _submission(getpass.getuser(), None), OWNERS.get)
 
 
 def _submission(owner: str, slurm: wire.SlurmSpec | None) -> wire.SubmitRequest:

@@ -250,7 +250,10 @@ class SlurmAllocations:
         try:
             return msgspec.json.decode(self._file(job).read_bytes(), type=Kept)
         except (OSError, msgspec.DecodeError) as error:
-            msg = f"what is known of job {job} cannot be read from {self._file(job)}: {error}"
+            msg = (
+                f"what is known of job {job} cannot be read from {self._file(job)}: {error}; "
+                "restore it, or end the jobs in Slurm yourself: `scancel`"
+            )
             raise SchedulerError(msg) from error
 
     def _file(self, job: str) -> pathlib.Path:
