@@ -14,10 +14,12 @@ import pytest
 from support.eventually import eventually
 from support.fake_slurm import FakeSlurm
 from support.lab import Lab
+from tmover.config import StandbyConfig
 from tmover.errors import ResizeRefused, SlurmDenied, SlurmRefused, SlurmUnreachable
 from tmover.scheduler.interface import NodeState
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo, NodeDetail
+from tmover.scheduler.slurm.render import standby_options, standby_script
 from tmover.scheduler.slurm.states import JobState
 
 HOSTILE = "a|b=c State=IDLE\n7|7|root|COMPLETED é %s"
@@ -175,6 +177,18 @@ def test_a_job_without_a_comment_has_an_empty_one(cluster: Cluster) -> None:
     assert job.state.is_pending
     assert job.reason == "JobHeldUser"
     assert job.end_time is None
+
+
+def test_a_standby_is_one_node_whatever_the_script_asks_for(cluster: Cluster) -> None:
+    given = ("--exclusive", "--output=/dev/null")
+    options = standby_options(given, StandbyConfig(), job="slurm7", name="gpt")
+    text = "#!/bin/sh\n#SBATCH --nodes=3 --hold\nexec sleep 300\n"
+    env = {"PATH": os.environ["PATH"]}
+
+    job_id = cluster.admin.submit(options, standby_script(text), env=env, cwd=cluster.scratch)
+
+    job = cluster.running(job_id)
+    assert (job.name, job.comment, len(job.nodes)) == ("gpt-standby", "tmover:slurm7", 1)
 
 
 def test_jobs_can_be_asked_for_by_user(cluster: Cluster) -> None:
