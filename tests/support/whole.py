@@ -22,22 +22,33 @@ class Site:
         self.users = users
         self.state = lab.scratch / "cluster"
         self.config = lab.scratch / "tmover.toml"
-        self.config.write_text(f"[controller]\nstate = \"{self.state}\"\n")
+        self.config.write_text(f'[controller]\nstate = "{self.state}"\n')
         self.log = lab.scratch / "controller.log"
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start_controller(self) -> None:
+    @property
+    def env(self) -> dict[str, str]:
+        """Return what the controller is started with."""
+        return {
+            "TMOVER_CONTROLLER_USERS": ",".join(self.users),
+            "TMOVER_SLURM_POLL_S": "1",
+            "TMOVER_SLURM_END_S": "10",
+        }
+
+    def argv(self, *, bind: str = "") -> list[str]:
+        """Return how the controller is started."""
+        address = bind or f"tcp://{self.lab.address}:0"
+        return [
+            *("tmover", "--log-level", "INFO", "controller"),
+            *("--state", str(self.state), "--bind", address),
+        ]
+
+    def start_controller(self, *, bind: str = "") -> None:
         """Start the controller and wait until it can be found."""
-        argv = ["tmover", "--log-level", "INFO", "controller", "--state", str(self.state)]
         with self.log.open("ab") as log:
             started = subprocess.Popen(
-                [*argv, "--bind", f"tcp://{self.lab.address}:0"],
-                env=self.lab.env
-                | {
-                    "TMOVER_CONTROLLER_USERS": ",".join(self.users),
-                    "TMOVER_SLURM_POLL_S": "1",
-                    "TMOVER_SLURM_END_S": "10",
-                },
+                self.argv(bind=bind),
+                env=self.lab.env | self.env,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
