@@ -401,8 +401,6 @@ class Controller:
 
     def _stamp(self, item: Union[AnyEvent, Settled]) -> Entry:
         """Return the entry with the time. The clock may be set back; the journal's never is."""
-        if isinstance(item, Settled):
-            return item
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)
 
