@@ -105,6 +105,23 @@ def test_a_user_s_job_lives_through_a_lost_node_as_the_user_s(
     assert hers.tmover("wait", job.id).returncode == 0
 
 
+def test_a_drained_node_is_left_under_another_run_of_the_controller(
+    site: Site, hers: User, undisturbed: Outcome
+) -> None:
+    job = hers.submit()
+    job.until_held()
+
+    site.end_controller()
+    site.start_controller()
+    site.lab.run("scontrol", "update", f"NodeName={job.node(1)}", "State=DRAIN", "Reason=fan")
+    job.until_armed()
+    job.go_on()
+    outcome = job.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed, KIND)
+    assert outcome.redone() == 0
+
+
 def test_a_job_without_a_batch_host_keeps_its_files_at_home(
     site: Site, hers: User, alice: str
 ) -> None:
