@@ -134,6 +134,17 @@ def test_a_job_without_a_batch_host_keeps_its_files_at_home(
     site.lab.wait(lambda: not site.owners(), 30, "nothing is left")
 
 
+def test_a_local_job_is_the_business_of_the_user_s_own_controller(site: Site, hers: User) -> None:
+    (hers.home / "local.py").write_text("print('trained here')\n")
+
+    ended = hers.tmover("submit", "--local", "--", "local.py", check=False)
+
+    own = site.lab.directory / "home" / ".local" / "state" / "tmover"
+    assert f"tmover status 1 --state {own}" in ended.stdout, ended.stderr
+    assert "trained here" in (own / "logs" / "1" / "node1.log").read_text()
+    assert ended.returncode == 0
+
+
 # --- who may do what ------------------------------------------------------------------------------
 
 
