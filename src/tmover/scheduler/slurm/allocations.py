@@ -8,7 +8,6 @@ shrinks. Every call here may be repeated.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import pathlib
@@ -24,6 +23,7 @@ from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
 from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
+from tmover.owner import user_name
 from tmover.scheduler.hostlist import fold
 from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
 from tmover.scheduler.slurm.client import SlurmClient
@@ -86,6 +86,11 @@ class SlurmAllocations:
     def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
         """Keep what is needed to ask for standbys of `job`."""
         self._keep(job, Kept(owner=owner, spec=spec))
+
+    def belongs(self, spec: wire.SlurmSpec, owner: str) -> bool:
+        """Return whether Slurm has the job, as the owner's."""
+        jobs = self._client_of(owner).jobs({owner})
+        return any(info.id == str(spec.id) and info.user == owner for info in jobs)
 
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name."""
@@ -239,8 +244,8 @@ class SlurmAllocations:
 
 
 def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
-    """Return what Slurm holds for a job, and what that means for it."""
-    jobs = list(jobs)
+    """Return what Slurm holds for a job, and what that means for it. Others' jobs do not count."""
+    jobs = [info for info in jobs if info.user == kept.owner]
     main = _main(kept, jobs)
     id_ = kept.spec.id
     standbys = tuple(_words(one, "standby job") for one in _standbys(job, jobs))
@@ -298,12 +303,12 @@ def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations |
     is_root = os.geteuid() == 0
     timeout_s = config.slurm.command_s
     client = SlurmClient(timeout_s=timeout_s)
-    users = None if is_root else {getpass.getuser()}
+    users = None if is_root else {user_name()}
     poller = Poller(client, users=users, poll_s=config.slurm.poll_s, most_s=config.slurm.back_off_s)
     clients: dict[str, SlurmClient] = {}
 
     def client_of(owner: str) -> SlurmClient:
-        if owner == getpass.getuser() or not is_root:
+        if owner == user_name() or not is_root:
             return client
         return clients.setdefault(owner, SlurmClient(user=owner, timeout_s=timeout_s))
 
