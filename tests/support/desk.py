@@ -90,10 +90,10 @@ class ScriptedController:
         route = self._routes[message.agent]  # type: ignore[union-attr]
         self._socket.send_multipart([route, *wire.encode(message)])
 
-    def refuse(self, agent: str, text: str) -> None:
+    def refuse(self, agent: str, text: str, *, is_unknown: bool = False) -> None:
         """Refuse what an agent has said."""
-        route = self._routes[agent]
-        self._socket.send_multipart([route, *wire.encode(wire.RefusedReply(text=text))])
+        refusal = wire.RefusedReply(text=text, is_unknown=is_unknown)
+        self._socket.send_multipart([self._routes[agent], *wire.encode(refusal)])
 
     def close(self) -> None:
         """End, as a crash would: nobody is told."""

@@ -23,8 +23,12 @@ _WITH_VALUE = {
     "-N": "nodes", "--nodes": "nodes", "-J": "name", "--job-name": "name", "--comment": "comment",
     "-o": "output", "--output": "output", "-t": "time", "--time": "time", "--exclude": "exclude",
     "-p": "partition", "--partition": "partition", "--signal": "signal", "--export": "export",
+    "--ntasks": "ntasks", "--ntasks-per-node": "ntasks_per_node",
 }  # fmt: skip
-_FLAGS = {"--exclusive", "-k", "--no-kill", "-H", "--hold", "--parsable", "--no-shell", "--"}
+_FLAGS = {
+    "--exclusive", "-k", "--no-kill", "--no-kill=off", "-H", "--hold", "--parsable", "--no-shell",
+    "--no-requeue", "--",
+}  # fmt: skip
 
 
 class NotFaked(AssertionError):
@@ -333,12 +337,13 @@ def _options(args: list[str], command: str) -> tuple[dict[str, str], set[str], l
     flags: set[str] = set()
     rest = list(args)
     while rest and rest[0].startswith("-"):
-        option, has_value, value = _split(rest.pop(0))
+        word = rest.pop(0)
+        option, has_value, value = _split(word)
         if option in _WITH_VALUE:
             values[_WITH_VALUE[option]] = value if has_value else rest.pop(0)
-        elif option in _FLAGS and not has_value:
-            flags.add(option)
-            if option == "--":
+        elif word in _FLAGS:
+            flags.add(word)
+            if word == "--":
                 break
         else:
             raise NotFaked(command)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Union
+from typing import TypeVar, Union
 
-from tmover.scheduler.interface import NodeInfo
+from tmover import wire
+from tmover.core.events import Errand
+from tmover.scheduler.interface import Allocation, NodeInfo, Outcome
+
+T = TypeVar("T")
 
 Answer = Union[Exception, str, None, list[NodeInfo]]
 
@@ -45,6 +50,59 @@ class ScriptedScheduler:
         answer = _next(self.orders)
         assert answer is None or isinstance(answer, str)
         return answer
+
+
+class ScriptedAllocations:
+    """Says of jobs and nodes what a test wrote down, the last for ever; notes who was told what."""
+
+    def __init__(self, *looks: list[Allocation] | Exception) -> None:
+        self.looks = list(looks)
+        self.shown: list[NodeInfo] = []
+        self.successors: list[str | Exception] = []
+        self.outcomes: list[Outcome | Exception] = [Outcome.done()]
+        self.errands: list[Errand] = []
+        self.adopted: list[tuple[str, str, wire.SlurmSpec]] = []
+        self.nudges = 0
+        self.looked = 0
+        self.threads: list[threading.Thread] = []
+        """Those in which something was done that may take long."""
+
+    def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
+        self.adopted.append((job, owner, spec))
+
+    def belongs(self, spec: wire.SlurmSpec, owner: str) -> bool:
+        del spec, owner
+        return True
+
+    def succeed(self, job: str) -> str:
+        self.threads.append(threading.current_thread())
+        return said(self.successors)
+
+    def nodes(self) -> list[NodeInfo]:
+        return self.shown
+
+    def look(self, jobs: Collection[str]) -> list[Allocation]:
+        self.looked += 1
+        return [one for one in said(self.looks) if one.job in jobs]
+
+    def nudge(self) -> None:
+        self.nudges += 1
+
+    def load(self) -> str:
+        return "Slurm is asked nothing"
+
+    def carry_out(self, errand: Errand) -> Outcome:
+        self.threads.append(threading.current_thread())
+        self.errands.append(errand)
+        return said(self.outcomes)
+
+
+def said(answers: list[T | Exception]) -> T:
+    """Return, or raise, the next of the answers; the last is given for ever."""
+    answer = answers.pop(0) if len(answers) > 1 else answers[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _next(answers: list[Answer]) -> Answer:

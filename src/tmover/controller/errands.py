@@ -17,7 +17,7 @@ from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
 from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.core.phase import Stage
-from tmover.errors import SchedulerError
+from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocations, Outcome, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,14 @@ class Errands:
         post: Callable[[Settled], None],
         allocations: Allocations | None = None,
         is_there: Callable[[Who], bool] = lambda _: False,
+        goodbye_s: float = _GOODBYE_S,
     ) -> None:
         """`allocations` serve the jobs that have some; `is_there` says who is still heard of."""
         self._scheduler = scheduler
         self._allocations = allocations
         self._is_there = is_there
         self._again_s = again_s
+        self._goodbye_s = goodbye_s
         self._post = post
         self._busy: set[Hashable] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +89,7 @@ class Errands:
 
     async def _see_off(self, who: Who) -> None:
         """Wait until the agent is gone: its node is taken from it only after its workers' end."""
-        deadline = time.monotonic() + _GOODBYE_S
+        deadline = time.monotonic() + self._goodbye_s
         while self._is_there(who) and time.monotonic() < deadline:  # noqa: ASYNC110 - a lease ends
             await asyncio.sleep(self._again_s)
 
@@ -101,7 +103,7 @@ class Errands:
             if isinstance(effect, OrderNode):
                 return self._order(effect)
             return self._end(effect) if isinstance(effect, EndNode) else Outcome.done()
-        except (SchedulerError, OSError) as error:
+        except (SchedulerError, ConfigError, OSError) as error:
             return Outcome.not_yet(str(error))
 
     def _order(self, effect: OrderNode) -> Outcome:

@@ -82,11 +82,8 @@ class Intake:
         keys.make_secret(self._state, name)
         return event
 
-    def requeued(self, job: Job) -> Submitted | None:
+    def requeued(self, job: Job, name: str) -> Submitted | None:
         """Return the event of a requeued job's next incarnation; None if it is here already."""
-        if self._allocations is None:
-            return None
-        name = self._allocations.succeed(job.name)
         if name in self._desk.ledgers:
             return None
         keys.make_secret(self._state, name)

@@ -54,8 +54,7 @@ def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:
     if job is not None:
         incarnations = [n for n in ledgers if re.fullmatch(f"slurm{re.escape(job)}(r[0-9]+)?", n)]
         if job not in ledgers and not incarnations:
-            msg = f"there is no job {job} here"
-            raise Refused(msg)
+            raise Refused(unknown(job))
         return job if job in ledgers else incarnations[-1]
     live = [name for name, ledger in ledgers.items() if ledger.job.phase.stage is not Stage.ENDED]
     if not live:
@@ -65,6 +64,11 @@ def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:
         msg = f"several jobs run here, name one: {', '.join(live)}"
         raise Refused(msg)
     return live[0]
+
+
+def unknown(job: str) -> str:
+    """Return what to say of a job that is not known."""
+    return f"there is no job {job} here"
 
 
 def shown(ledgers: Mapping[str, Ledger], request: wire.StatusRequest) -> list[str]:

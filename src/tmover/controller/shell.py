@@ -19,7 +19,7 @@ import msgspec
 from typing_extensions import assert_never
 
 from tmover import wire
-from tmover.config import Config
+from tmover.config import Config, slurm_job
 from tmover.controller import keys, requests, users
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
@@ -52,7 +52,6 @@ from tmover.core.events import (
 )
 from tmover.core.job import resume, wake
 from tmover.core.phase import Stage
-from tmover.core.roster import Job
 from tmover.errors import ConfigError, Refused, SchedulerError
 from tmover.scheduler.interface import Allocations, Scheduler
 
@@ -114,7 +113,7 @@ class Controller:
             live=desk.live_allocated,
             agents_on=self._presence.on_node,
             post=self.post,
-            requeued=self._requeued,
+            requeued=self._intake.requeued,
         )  # fmt: skip
         if self._allocated is not None and allocations is not None:
             self._views.allocation = self._allocated.seen
@@ -159,13 +158,18 @@ class Controller:
         now = time.monotonic()
         for name, ledger in self._desk.ledgers.items():
             self._errands.pursue(ledger)
+            for effect in ledger.effects:
+                if isinstance(effect, ReleaseNode):  # it may not even have been told to stop
+                    who = Who(name, effect.agent)
+                    self._presence.join(who, effect.node, None, now)
+                    self._presence.release(who)
             if ledger.job.phase.stage is Stage.ENDED:
                 continue
             for agent in ledger.job.agents.values():
                 self._presence.join(Who(name, agent.name), agent.node, None, now)
-            for effect in wake(ledger.job):
-                if isinstance(effect, ArmDeadline):  # the rest is among the ledger's effects
-                    self._arm(effect, extra_s=self._config.controller.lease_s)
+            for action in wake(ledger.job):
+                if isinstance(action, ArmDeadline):  # the rest is among the ledger's effects
+                    self._arm(action, extra_s=self._config.controller.lease_s)
 
     async def _handle(self) -> None:
         while True:
@@ -241,7 +245,7 @@ class Controller:
             logger.debug("heard %s", message)
         if isinstance(message, Event):
             if message.job not in self._desk.ledgers:
-                raise Refused(_unknown(message.job))
+                raise Refused(requests.unknown(message.job))
             if isinstance(message, Joined):
                 keys.read_secret(self._state, message.job)  # without it nobody can be greeted
             return self._stamp(message)
@@ -277,9 +281,9 @@ class Controller:
             self._gate.send(route, self._views.reply(message, said.user))
         elif isinstance(message, Joined):
             self._join(route, message, work.entry)
-        elif isinstance(message, wire.SubmitRequest) and work.entry is None:
-            name = self._intake.submitted(message)
-            self._gate.send(route, wire.Accepted(text=f"job {name} is known here", job=str(name)))
+        elif isinstance(message, wire.SubmitRequest) and message.slurm and work.entry is None:
+            name = slurm_job(message.slurm.id)
+            self._gate.send(route, wire.Accepted(text=f"job {name} is known here", job=name))
         elif work.entry is not None:
             actions = self._decide(work.entry)
             if isinstance(message, wire.Request):
@@ -290,7 +294,7 @@ class Controller:
     def _heartbeat(self, route: bytes, message: wire.Heartbeat) -> None:
         who = Who(message.job, message.agent)
         if message.job not in self._desk.ledgers:
-            text = _unknown(message.job)
+            text = requests.unknown(message.job)
             self._gate.send(route, wire.RefusedReply(text=text, is_unknown=True))
         elif self._heard(route, who):
             self._presence.step(who, message.steps)
@@ -346,7 +350,8 @@ class Controller:
                 extra = {"job_id": entry.job, "epoch": entry.epoch}
                 wait_s = self._wait_s(entry.wait)
                 logger.info("%s_s (%s s) passed", entry.wait.value, wait_s, extra=extra)
-        if self._allocations is not None and isinstance(entry, (Left, Exited, LeaseExpired)):
+        is_end = isinstance(entry, (Left, Exited, LeaseExpired))
+        if is_end and ledger.job.allocated and self._allocations is not None:
             self._allocations.nudge()
         stage = ledger.job.phase.stage
         if stage is not before:
@@ -403,12 +408,3 @@ class Controller:
         """Return the entry with the time. The clock may be set back; the journal's never is."""
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)
-
-    def _requeued(self, job: Job) -> None:
-        event = self._intake.requeued(job)
-        if event is not None:
-            self.post(event)
-
-
-def _unknown(job: str) -> str:
-    return f"there is no job {job} here"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tmover.controller.presence import Who
 from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, NodeLost
 from tmover.core.roster import Job
-from tmover.errors import SchedulerError
+from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocation, Allocations, Fate, NodeInfo, NodeState
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _TROUBLED = (NodeState.DRAINING, NodeState.FAILING, NodeState.DOWN)
 _MISSED = 3
-"""Looks in a row at which the scheduler does not know a job that has no node left."""
+"""Polls in a row in which the scheduler does not know a job that has no node left."""
 
 
 class Nodes(Protocol):
@@ -96,16 +97,18 @@ class AllocationWatch:
         live: Callable[[], Mapping[str, Job]],
         agents_on: Callable[[str], Iterable[Who]],
         post: Callable[[AnyEvent], None],
-        requeued: Callable[[Job], None],
+        requeued: Callable[[Job, str], AnyEvent | None],
     ) -> None:
-        """`live` are the jobs that have not ended; `requeued` begins a job's next incarnation."""
+        """`live` are the jobs that have not ended; `requeued` says how one begins anew."""
         self._allocations = allocations
         self._poll_s = poll_s
         self._live = live
         self._post = post
         self._requeued = requeued
-        self._missed: dict[str, int] = {}
+        self._missed: dict[str, _Missed] = {}
         self._seen: dict[str, Allocation] = {}
+        self._trouble: dict[str, str] = {}
+        """Why a requeued job could not begin anew."""
         self._nodes = Watch(
             allocations,
             poll_s=poll_s,
@@ -126,7 +129,7 @@ class AllocationWatch:
                 if jobs:
                     nodes = await asyncio.to_thread(self._allocations.nodes)
                     found = await asyncio.to_thread(self._allocations.look, jobs)
-                    self._take(jobs, nodes, found)
+                    await self._take(nodes, found)
                     if trouble:
                         logger.info("Slurm answers again")
                 trouble = ""
@@ -136,22 +139,50 @@ class AllocationWatch:
                 trouble = str(error)
             await asyncio.sleep(self._poll_s)
 
-    def _take(
-        self, jobs: Mapping[str, Job], nodes: Iterable[NodeInfo], found: Iterable[Allocation]
-    ) -> None:
+    async def _take(self, nodes: Iterable[NodeInfo], found: Iterable[Allocation]) -> None:
+        before, self._missed = self._missed, {}
         self._seen = {one.job: one for one in found}
         for event in self._nodes.events(nodes):
             self._post(event)
         for name, one in self._seen.items():
-            if name not in self._live():
+            if one.fate is Fate.MISSING:
+                self._missed[name] = before.get(name, _Missed()).again(one.at)
+            if one.fate is Fate.REQUEUED and not await self._begin_anew(name):
                 continue
-            if one.fate is Fate.REQUEUED:
-                self._requeued(jobs[name])
-            missed = self._missed.get(name, 0) + 1 if one.fate is Fate.MISSING else 0
-            self._missed[name] = missed
-            end = verdict(self._live()[name], one, missed=missed)
+            job = self._live().get(name)
+            missed = self._missed.get(name, _Missed()).times
+            end = None if job is None else verdict(job, one, missed=missed)
             if end is not None:
                 self._post(end)
+
+    async def _begin_anew(self, name: str) -> bool:
+        """Begin a requeued job's next incarnation; return whether the old one may end now."""
+        job = self._live().get(name)
+        if job is None:
+            return False
+        try:
+            successor = await asyncio.to_thread(self._allocations.succeed, name)
+            event = self._requeued(job, successor)
+        except (SchedulerError, ConfigError, OSError) as error:
+            if self._trouble.get(name) != str(error):
+                logger.error("job %s cannot begin anew: %s", name, error, extra={"job_id": name})
+            self._trouble[name] = str(error)
+            return False
+        self._trouble.pop(name, None)
+        if event is not None:
+            self._post(event)
+        return True
+
+
+class _Missed(NamedTuple):
+    """In how many polls in a row, the last of which was at `at`, the scheduler knew no such job."""
+
+    times: int = 0
+    at: float = -math.inf
+
+    def again(self, at: float) -> _Missed:
+        """Count another look, unless it is at what the last poll has told already."""
+        return self if at == self.at else _Missed(self.times + 1, at)
 
 
 def verdict(job: Job, found: Allocation, *, missed: int = 0) -> CancelRequested | None:

@@ -129,6 +129,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """The main allocation, in a few words for people."""
     standbys: tuple[str, ...] = ()
     """The others, in a few words each."""
+    at: float = 0.0
+    """When the scheduler said so, by its poller's clock: the same for all that one poll told."""
 
 
 class Allocations(Protocol):
@@ -143,7 +145,7 @@ class Allocations(Protocol):
         ...
 
     def succeed(self, job: str) -> str:
-        """Adopt the next incarnation of a requeued job; return its name."""
+        """Adopt the next incarnation of a requeued job; return its name. May take seconds."""
         ...
 
     def nodes(self) -> list[NodeInfo]:
@@ -151,7 +153,10 @@ class Allocations(Protocol):
         ...
 
     def look(self, jobs: Collection[str]) -> list[Allocation]:
-        """Return what is held for the jobs, as of the last poll. Raises `SchedulerError`."""
+        """Return what is held for the jobs, as of the last poll. Raises `SchedulerError`.
+
+        A job of which that cannot be told is left out, so that it does not hide the others.
+        """
         ...
 
     def nudge(self) -> None:

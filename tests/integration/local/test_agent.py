@@ -47,18 +47,19 @@ class Node:
         self.scheduler = LocalScheduler(state / "cluster", spawn=server.spawn)
         self.name = ""
         self.step = ""
+        self.job = JOB
 
     def start(self, text: str, *flags: str, nproc: int = 1, **env: str) -> None:
         script = self.state / "script.py"
         script.write_text(text)
-        (self.name,) = self.scheduler.claim(JOB, 1)
+        (self.name,) = self.scheduler.claim(self.job, 1)
         argv = agent_argv(str(script), nproc=nproc, flags=flags)
         environment = {**os.environ, **QUICK, **env}
         logs = str(self.state / "logs")
         self.scheduler.register(
-            JOB, Command(argv=argv, env=environment, cwd=str(self.state), logs=logs)
+            self.job, Command(argv=argv, env=environment, cwd=str(self.state), logs=logs)
         )
-        self.step = self.scheduler.launch(JOB, self.name, standby=True)
+        self.step = self.scheduler.launch(self.job, self.name, standby=True)
 
     @property
     def log(self) -> str:
@@ -83,7 +84,7 @@ class Node:
         """Return how the agent ended."""
         status = eventually(lambda: self.scheduler.status(self.step), timeout_s=60)
         assert status is not None
-        eventually(lambda: not self.scheduler.running(JOB))
+        eventually(lambda: not self.scheduler.running(self.job))
         return status
 
 
@@ -103,7 +104,7 @@ def node(state: pathlib.Path, fork_server: ForkServer) -> Iterator[Node]:
     state.mkdir(exist_ok=True)
     made = Node(state, fork_server)
     yield made
-    made.scheduler.release(JOB)
+    made.scheduler.release(made.job)
 
 
 def up(node: Node, controller: ScriptedController, text: str = WAITS, nproc: int = 1) -> Joined:
@@ -177,10 +178,55 @@ def test_a_job_that_is_unknown_ends_it(node: Node, controller: ScriptedControlle
     node.start(WAITS)
     joined = controller.expect(Joined)
 
-    controller.refuse(joined.agent, "there is no job 7 here")
+    controller.refuse(joined.agent, "there is no job 7 here", is_unknown=True)
 
     assert node.end() == StepStatus(code=1)
     assert node.log == "error: there is no job 7 here\n"
+
+
+def test_a_job_of_slurm_may_become_known_after_it_has_started(
+    node: Node, controller: ScriptedController
+) -> None:
+    controller.answers_heartbeats = False
+    node.job = "slurm7"
+    node.start(WAITS)
+    for _ in range(3):
+        joined = controller.expect(Joined)
+        controller.refuse(joined.agent, "there is no job slurm7 here", is_unknown=True)
+
+    controller.welcome(controller.expect(Joined))
+    controller.answers_heartbeats = True
+
+    assert controller.expect(Launched).agent == joined.agent
+
+
+def test_a_job_of_slurm_that_stays_unknown_ends_it_with_what_to_do(
+    node: Node, controller: ScriptedController
+) -> None:
+    controller.answers_heartbeats = False
+    node.job = "slurm7"
+    node.start(WAITS, TMOVER_AGENT_JOIN_S="1.5")
+    joined = controller.expect(Joined)
+
+    controller.refuse(joined.agent, "there is no job slurm7 here", is_unknown=True)
+
+    assert node.end() == StepStatus(code=1)
+    assert node.log == (
+        "error: there is no job slurm7 here: submit its script with `tmover submit`\n"
+    )
+
+
+def test_a_job_of_slurm_that_is_known_and_refused_ends_it_at_once(
+    node: Node, controller: ScriptedController
+) -> None:
+    node.job = "slurm7"
+    node.start(WAITS)
+    joined = controller.expect(Joined)
+
+    controller.refuse(joined.agent, "job slurm7 is not ann's")
+
+    assert node.end() == StepStatus(code=1)
+    assert node.log == "error: job slurm7 is not ann's\n"
 
 
 def test_a_wrong_key_ends_it_with_one_line(node: Node, controller: ScriptedController) -> None:

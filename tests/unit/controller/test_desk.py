@@ -103,6 +103,35 @@ def test_what_the_scheduler_owes_is_kept_until_it_is_settled(journal: Journal) -
     assert Desk(journal, repeats).ledgers["1"].effects == [ORDER]
 
 
+def test_what_came_of_asking_the_scheduler_is_told_after_a_restart_too(journal: Journal) -> None:
+    desk = Desk(
+        journal, lambda job, event: repeats(job, event) if event == SUBMITTED else (job, [])
+    )
+    told = Settled(job="1", effect=LOST, note="node9 is given back to Slurm")
+    feed(desk, SUBMITTED, told, told)
+
+    restored = Desk(journal, repeats)
+
+    assert [note.partition(" ")[2] for note in desk.ledgers["1"].notes][1:] == [told.note]
+    assert restored.ledgers["1"].notes == desk.ledgers["1"].notes
+
+
+def test_only_jobs_in_allocations_that_have_not_ended_are_looked_after_there(
+    journal: Journal,
+) -> None:
+    desk = Desk(journal)
+    slurm = {
+        id_: Submitted(job=f"slurm{id_}", nnodes=1, nproc=1, owner="ann", allocated=True)
+        for id_ in (7, 8)
+    }
+    feed(desk, SUBMITTED, *slurm.values(), CancelRequested(job="slurm8", reason="enough"))
+
+    assert list(desk.live_allocated()) == ["slurm7"]
+    assert [list(desk.of(user)) for user in ("ann", "bob", "")] == [
+        ["1", "slurm7", "slurm8"], [], ["1", "slurm7", "slurm8"],
+    ]  # fmt: skip
+
+
 def test_an_order_that_came_to_nothing_in_time_is_dropped(journal: Journal) -> None:
     desk = Desk(
         journal, lambda job, event: repeats(job, event) if event == SUBMITTED else (job, [])

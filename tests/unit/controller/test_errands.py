@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from support.schedulers import ScriptedScheduler
+from support.schedulers import ScriptedAllocations, ScriptedScheduler
 from tmover.controller.desk import Ledger
 from tmover.controller.errands import Errands
 from tmover.controller.journal import Settled
-from tmover.core.events import EndNode, Errand, Joined, OrderNode, Submitted
+from tmover.controller.presence import Who
+from tmover.core.events import (
+    EndJob,
+    EndNode,
+    Errand,
+    Joined,
+    OrderNode,
+    ReleaseNode,
+    Submitted,
+)
 from tmover.core.job import decide
 from tmover.core.phase import Ended
 from tmover.core.roster import Job, Ordered
-from tmover.errors import SchedulerError
-from tmover.scheduler.interface import NodeInfo, NodeState
+from tmover.errors import ConfigError, SchedulerError
+from tmover.scheduler.interface import NodeInfo, NodeState, Outcome
 
 FENCE = EndNode(job="1", node="node2", reason="lost")
 ORDER = OrderNode(job="1", exclude=("node1", "node2"))
@@ -37,22 +47,37 @@ def run(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Errand]:
     """Pursue what `book` holds, as the controller does, to its end; return what was settled."""
-    settled: list[Errand] = []
+    return [told.effect for told in settle(book, meanwhile=meanwhile, scheduler=scheduler)]
+
+
+def settle(
+    book: Ledger,
+    *,
+    allocations: ScriptedAllocations | None = None,
+    scheduler: ScriptedScheduler | None = None,
+    is_there: Callable[[Who], bool] = lambda _: False,
+    goodbye_s: float = 60.0,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Settled]:
+    settled: list[Settled] = []
 
     async def pursue() -> None:
         queue: asyncio.Queue[Settled] = asyncio.Queue()
-        errands = Errands(scheduler, again_s=0.001, post=queue.put_nowait)
+        errands = Errands(
+            scheduler or ScriptedScheduler(), allocations=allocations, is_there=is_there,
+            again_s=0.001, goodbye_s=goodbye_s, post=queue.put_nowait,
+        )  # fmt: skip
         errands.pursue(book)
         meanwhile()
         while book.effects:
-            effect = (await queue.get()).effect
-            settled.append(effect)
-            book.effects.remove(effect)
-            errands.settled(effect)
+            told = await queue.get()
+            settled.append(told)
+            book.effects.remove(told.effect)
+            errands.settled(told.effect)
             errands.pursue(book)
         await errands.close()
 
-    asyncio.run(pursue())
+    asyncio.run(asyncio.wait_for(pursue(), timeout=30))
     return settled
 
 
@@ -140,3 +165,129 @@ def test_a_call_that_breaks_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(pursue())
 
     assert "ZeroDivisionError" in caplog.text
+
+
+# --- jobs in allocations --------------------------------------------------------------------------
+
+RELEASE = ReleaseNode(job="1", agent="node2-aa", node="node2", reason="released")
+END = EndJob(job="1", code=0, reason="done")
+
+
+def allocated(*effects: Errand, ordered: int = 0) -> Ledger:
+    made = ledger(*effects, ordered=ordered)
+    made.job = dataclasses.replace(made.job, allocated=True)
+    return made
+
+
+@pytest.mark.parametrize("effect", [FENCE, ORDER, RELEASE, END])
+def test_the_scheduler_s_allocations_serve_the_jobs_that_have_some(effect: Errand) -> None:
+    allocations, scheduler = ScriptedAllocations(), ScriptedScheduler()
+
+    settle(allocated(effect, ordered=1), allocations=allocations, scheduler=scheduler)
+
+    assert allocations.errands == [effect]
+    assert scheduler.calls == []
+    assert threading.main_thread() not in allocations.threads
+
+
+@pytest.mark.parametrize("effect", [RELEASE, END])
+def test_a_local_job_has_nothing_to_give_back(effect: Errand) -> None:
+    allocations = ScriptedAllocations()
+
+    assert settle(ledger(effect), allocations=allocations) == [Settled(job="1", effect=effect)]
+    assert allocations.errands == []
+
+
+def test_what_was_done_is_told_with_its_settlement() -> None:
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [Outcome.done("node2 is given back to Slurm")]
+
+    assert settle(allocated(FENCE), allocations=allocations) == [
+        Settled(job="1", effect=FENCE, note="node2 is given back to Slurm")
+    ]
+
+
+def test_what_only_takes_time_is_asked_again_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [Outcome.not_yet(), Outcome.not_yet(), Outcome.done()]
+
+    settle(allocated(END), allocations=allocations)
+
+    assert len(allocations.errands) == 3
+    assert caplog.text == ""
+
+
+def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [AWAY, AWAY, ConfigError("no option"), Outcome.done()]
+
+    settle(allocated(ORDER, ordered=1), allocations=allocations)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "slurmctld is away, asking again",
+        "no option, asking again",
+    ]
+
+
+def test_a_node_is_given_back_once_its_agent_is_gone() -> None:
+    allocations = ScriptedAllocations()
+    asked: list[Who] = []
+    before: list[int] = []
+
+    def is_there(who: Who) -> bool:
+        asked.append(who)
+        before.append(len(allocations.errands))
+        return len(asked) < 5
+
+    settle(allocated(RELEASE), allocations=allocations, is_there=is_there)
+
+    assert asked == [Who("1", "node2-aa")] * 5
+    assert before == [0] * 5
+    assert allocations.errands == [RELEASE]
+
+
+def test_an_agent_that_never_goes_does_not_keep_its_node() -> None:
+    allocations = ScriptedAllocations()
+
+    settle(allocated(RELEASE), allocations=allocations, is_there=lambda _: True, goodbye_s=0.01)
+
+    assert allocations.errands == [RELEASE]
+
+
+def test_a_node_to_which_the_job_came_back_is_not_given_back() -> None:
+    joined = Joined(job="1", agent="node2-cc", node="node2", address="", nproc=1, standby=False)
+    book = allocated(RELEASE)
+    allocations = ScriptedAllocations()
+
+    def comes_back() -> None:
+        for event in (
+            Submitted(job="1", nnodes=1, nproc=1, owner="ann", allocated=True), joined,
+        ):  # fmt: skip
+            book.job, _ = decide(book.job, event)
+
+    settle(
+        book, allocations=allocations, meanwhile=comes_back,
+        is_there=lambda who: not book.job.agents,
+    )  # fmt: skip
+
+    assert allocations.errands == []
+
+
+def test_a_job_in_an_allocation_waits_for_a_controller_that_has_slurm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = ScriptedScheduler()
+    posted: list[Settled] = []
+
+    async def pursue() -> None:
+        errands = Errands(scheduler, again_s=0.001, post=posted.append)
+        errands.pursue(allocated(FENCE, END))
+        while caplog.text.count("Slurm's commands are not on this machine, asking again") < 2:
+            await asyncio.sleep(0.001)
+        await errands.close()
+
+    asyncio.run(asyncio.wait_for(pursue(), timeout=30))
+
+    assert (posted, scheduler.calls) == ([], [])

@@ -72,6 +72,34 @@ def test_without_a_single_one_a_job_must_be_named() -> None:
         requests.choose({"1": RUNNING}, "9")
 
 
+def test_slurm_s_own_number_means_the_last_incarnation() -> None:
+    names = ["slurm8", "slurm7", "slurm77", "slurm7r1", "slurm7r10", "9"]
+    ledgers = {name: ledger(name, submitted(name)) for name in names}
+
+    assert requests.choose(ledgers, "7") == "slurm7r10"
+    assert requests.choose(ledgers, "slurm7") == "slurm7"
+    assert requests.choose(ledgers, "8") == "slurm8"
+    for unknown in ("78", ".", "7|8", "r1", ""):
+        with pytest.raises(Refused, match="there is no job"):
+            requests.choose(ledgers, unknown)
+
+
+def test_a_local_job_of_that_number_goes_before_slurm_s() -> None:
+    ledgers = {name: ledger(name, submitted(name)) for name in ("slurm7", "7")}
+
+    assert requests.choose(ledgers, "7") == "7"
+    assert requests.choose(ledgers, "slurm7") == "slurm7"
+
+
+def test_a_job_of_slurm_whose_agents_tell_the_ranks_can_be_submitted() -> None:
+    spec = wire.SlurmSpec(id=7, name="gpt", script="", cwd="/")
+    request = wire.SubmitRequest(nnodes=2, nproc=0, owner="ann", standby=1, slurm=spec)
+
+    assert requests.submitted(request, "slurm7") == Submitted(
+        job="slurm7", nnodes=2, nproc=0, owner="ann", standby=1, allocated=True
+    )
+
+
 @pytest.mark.parametrize("node", ["node1", "node2", "node3"])
 def test_any_node_of_the_job_can_be_left(node: str) -> None:
     request = wire.MoveRequest(node=node, reason="hot")

@@ -29,7 +29,8 @@ from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo
 from tmover.scheduler.slurm.poller import Poller
-from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script
+from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script, tag
+from tmover.scheduler.slurm.run import Run, run_command
 from tmover.scheduler.slurm.states import JobState
 from tmover.scheduler.store import write_whole
 
@@ -78,6 +79,8 @@ class SlurmAllocations:
         self._clock = clock
         self._ending: dict[str, float] = {}
         """Since when a job is being ended."""
+        self._unreadable: set[str] = set()
+        """Jobs of which it was logged that nothing is known."""
         self._resizing = threading.Lock()
         """One allocation shrinks at a time: each says which nodes it keeps."""
 
@@ -86,6 +89,7 @@ class SlurmAllocations:
     def adopt(self, job: str, owner: str, spec: wire.SlurmSpec) -> None:
         """Keep what is needed to ask for standbys of `job`."""
         self._keep(job, Kept(owner=owner, spec=spec))
+        self._poller.nudge()  # the last poll may have been before it was submitted
 
     def belongs(self, spec: wire.SlurmSpec, owner: str) -> bool:
         """Return whether Slurm has the job, as the owner's."""
@@ -95,8 +99,7 @@ class SlurmAllocations:
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name."""
         kept = self._kept(job)
-        jobs = {info.id: info for info in self._poller.snapshot(self._clock()).jobs}
-        main = jobs.get(str(kept.spec.id))
+        main = _main(kept, self._poller.snapshot(self._clock()).jobs)
         restarts = kept.restarts + 1 if main is None else max(main.restarts, kept.restarts + 1)
         name = slurm_job(kept.spec.id, restarts)
         self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
@@ -113,9 +116,20 @@ class SlurmAllocations:
         ]
 
     def look(self, jobs: Collection[str]) -> list[Allocation]:
-        """Return what is held for the jobs, as of the last poll."""
-        found = self._poller.snapshot(self._clock()).jobs
-        return [describe(job, self._kept(job), found) for job in jobs]
+        """Return what is held for the jobs, as of the last poll, less those that are not known."""
+        snapshot = self._poller.snapshot(self._clock())
+        found = []
+        for job in jobs:
+            try:
+                kept = self._kept(job)
+            except SchedulerError as error:  # one job's trouble is not the others'
+                if job not in self._unreadable:
+                    logger.error("%s; the job is not looked after", error, extra={"job_id": job})
+                self._unreadable.add(job)
+                continue
+            found.append(describe(job, kept, snapshot.jobs, at=snapshot.at))
+        self._unreadable &= {*jobs} - {one.job for one in found}
+        return found
 
     def nudge(self) -> None:
         """Poll soon."""
@@ -145,7 +159,7 @@ class SlurmAllocations:
         """Have `total` standbys on order: pending, or starting on a node where none has joined."""
         kept = self._kept(order.job)
         client = self._client_of(kept.owner)
-        held = _standbys(order.job, client.jobs({kept.owner}))
+        held = _standbys(order.job, kept, client.jobs({kept.owner}))
         on_order = [one for one in held if not one.nodes or not set(one.nodes) <= {*order.exclude}]
         if len(on_order) >= order.total:
             return Outcome.done()
@@ -172,12 +186,13 @@ class SlurmAllocations:
         client = self._client_of(kept.owner)
         with self._resizing:
             jobs = client.jobs({kept.owner})
-            own = [one for one in _standbys(job, jobs) if node in one.nodes]
+            own = [one for one in _standbys(job, kept, jobs) if node in one.nodes]
             if own:
                 return self._cancel(client, f"{job} {node}", own, at_once=is_sick)
             self._ending.pop(f"{job} {node}", None)
             main = _main(kept, jobs)
-            if main is None or not main.state.is_running or node not in main.nodes:
+            is_ours = main is not None and main.restarts == kept.restarts
+            if main is None or not is_ours or not main.state.is_running or node not in main.nodes:
                 return Outcome.done()
             return self._shrink(client, kept, main, node)
 
@@ -190,6 +205,8 @@ class SlurmAllocations:
             try:
                 client.shrink(main.id, [name for name in main.nodes if name != node])
             except ResizeRefused as error:
+                if not error.is_final:
+                    raise
                 why = str(error)
             else:
                 self._poller.nudge()
@@ -202,7 +219,7 @@ class SlurmAllocations:
         client = self._client_of(kept.owner)
         jobs = client.jobs({kept.owner})
         main = _main(kept, jobs)
-        left = _standbys(end.job, jobs)
+        left = _standbys(end.job, kept, jobs)
         if main is not None and _is_there(main) and main.restarts == kept.restarts:
             left.append(main)
         return self._cancel(client, end.job, left, at_once=False)
@@ -220,7 +237,10 @@ class SlurmAllocations:
         if over:
             client.cancel(over)
             self._poller.nudge()
-        return Outcome.done() if at_once else Outcome.not_yet()
+        if not at_once:
+            return Outcome.not_yet()
+        del self._ending[key]
+        return Outcome.done()
 
     # --- on disk ----------------------------------------------------------------------------------
 
@@ -243,15 +263,15 @@ class SlurmAllocations:
         return self._directory / f"{job}.json"
 
 
-def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
-    """Return what Slurm holds for a job, and what that means for it. Others' jobs do not count."""
+def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) -> Allocation:
+    """Return what Slurm held for a job when it was asked. Others' jobs do not count."""
     jobs = [info for info in jobs if info.user == kept.owner]
     main = _main(kept, jobs)
     id_ = kept.spec.id
-    standbys = tuple(_words(one, "standby job") for one in _standbys(job, jobs))
+    standbys = tuple(_words(one, "standby job") for one in _standbys(job, kept, jobs))
     if main is None:
         text = f"Slurm does not know job {id_} any more"
-        return Allocation(job=job, fate=Fate.MISSING, text=text, standbys=standbys)
+        return Allocation(job=job, fate=Fate.MISSING, text=text, standbys=standbys, at=at)
     text = _words(main, "Slurm job")
     if main.restarts > kept.restarts:
         fate, text = Fate.REQUEUED, f"Slurm has requeued job {id_}"
@@ -261,7 +281,7 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> Allocation:
         fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
     else:
         fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
-    return Allocation(job=job, fate=fate, text=text, standbys=standbys)
+    return Allocation(job=job, fate=fate, text=text, standbys=standbys, at=at)
 
 
 _ENDS: Mapping[JobState, str] = {
@@ -280,12 +300,15 @@ def _words(info: JobInfo, what: str) -> str:
 
 
 def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
-    return next((info for info in jobs if info.id == str(kept.spec.id)), None)
+    """Return the main allocation. Another user's job is none, whatever was said of its id."""
+    id_ = str(kept.spec.id)
+    return next((info for info in jobs if info.id == id_ and info.user == kept.owner), None)
 
 
-def _standbys(job: str, jobs: Iterable[JobInfo]) -> list[JobInfo]:
-    """Return the standby jobs of `job` that have not ended."""
-    return [info for info in jobs if info.comment == f"tmover:{job}" and _is_there(info)]
+def _standbys(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> list[JobInfo]:
+    """Return the standby jobs of `job` that have not ended; anybody may write its comment."""
+    ours = [info for info in jobs if info.comment == tag(job) and info.user == kept.owner]
+    return [info for info in ours if _is_there(info)]
 
 
 def _is_there(info: JobInfo) -> bool:
@@ -293,16 +316,18 @@ def _is_there(info: JobInfo) -> bool:
     return not info.state.is_over and not info.state.is_ending
 
 
-def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations | None:
+def slurm_allocations(
+    state: pathlib.Path, config: Config, run: Run = run_command
+) -> SlurmAllocations | None:
     """Return the allocations that a controller looks after; None where Slurm has no commands.
 
     Root asks for everybody's jobs, and does what a job needs as the job's owner.
     """
-    if shutil.which("squeue") is None:
+    if run is run_command and shutil.which("squeue") is None:
         return None
     is_root = os.geteuid() == 0
     timeout_s = config.slurm.command_s
-    client = SlurmClient(timeout_s=timeout_s)
+    client = SlurmClient(run, timeout_s=timeout_s)
     users = None if is_root else {user_name()}
     poller = Poller(client, users=users, poll_s=config.slurm.poll_s, most_s=config.slurm.back_off_s)
     clients: dict[str, SlurmClient] = {}
@@ -310,7 +335,7 @@ def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations |
     def client_of(owner: str) -> SlurmClient:
         if owner == user_name() or not is_root:
             return client
-        return clients.setdefault(owner, SlurmClient(user=owner, timeout_s=timeout_s))
+        return clients.setdefault(owner, SlurmClient(run, user=owner, timeout_s=timeout_s))
 
     return SlurmAllocations(
         state / "slurm",
@@ -318,5 +343,5 @@ def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations |
         config.standby,
         poller=poller,
         client_of=client_of,
-        rpcs=lambda: client.rpcs_per_minute() + sum(c.rpcs_per_minute() for c in clients.values()),
+        rpcs=lambda: sum(each.rpcs_per_minute() for each in [client, *clients.values()]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -28,22 +29,25 @@ _NOT_DRAINED = "Invalid node state specified"
 
 
 class Calls:
-    """Counts the requests that slurmctld was sent, as `sdiag` there would."""
+    """Counts the requests that slurmctld was sent, as `sdiag` there would. Threads may share it."""
 
     def __init__(self) -> None:
         self.total = 0
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
+        self._lock = threading.Lock()
 
     def add(self, rpcs: int, now: float) -> None:
         """Count what one command sent."""
-        self.total += rpcs
-        self._recent.append((now, rpcs))
-        self._forget(now)
+        with self._lock:
+            self.total += rpcs
+            self._recent.append((now, rpcs))
+            self._forget(now)
 
     def per_minute(self, now: float) -> int:
         """Return how many there were in the last minute."""
-        self._forget(now)
-        return sum(rpcs for _, rpcs in self._recent)
+        with self._lock:
+            self._forget(now)
+            return sum(rpcs for _, rpcs in self._recent)
 
     def _forget(self, now: float) -> None:
         while self._recent and self._recent[0][0] <= now - _MINUTE_S:

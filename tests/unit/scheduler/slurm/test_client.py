@@ -1,4 +1,6 @@
 import pathlib
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +13,7 @@ from tmover.errors import (
     SlurmRefused,
     SlurmUnreachable,
 )
-from tmover.scheduler.slurm.client import SlurmClient
+from tmover.scheduler.slurm.client import Calls, SlurmClient
 from tmover.scheduler.slurm.run import Command, Completed
 
 UP = Completed(code=0, out="Slurmctld(primary) at vm is UP\n")
@@ -221,3 +223,28 @@ def test_with_slurmdbd_a_job_is_resized_again_and_again() -> None:
     client.shrink(job, ["node1"])
 
     assert client.jobs()[0].nodes == ("node1",)
+
+
+def test_threads_may_count_and_look_at_the_same_time() -> None:
+    calls, switch_s = Calls(), sys.getswitchinterval()
+    errors: list[Exception] = []
+
+    def both(of: int) -> None:
+        try:
+            for step in range(3000):
+                calls.add(1, now=step + of)
+                calls.per_minute(now=step + of)
+        except (IndexError, RuntimeError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=both, args=(of,)) for of in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch_s)
+
+    assert (errors, calls.total) == ([], 12_000)
