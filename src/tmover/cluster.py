@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import pathlib
 import signal
 import time
@@ -24,6 +23,7 @@ from tmover.controller.client import ask
 from tmover.controller.keys import private_directory
 from tmover.controller.starter import StartController, Starter, start_controller, uninterrupted
 from tmover.errors import ControllerUnavailable, SchedulerError, TmoverError
+from tmover.owner import user_name
 from tmover.process import (
     ProcessId,
     is_alive,
@@ -112,9 +112,7 @@ class LocalCluster:
         self.scheduler.check_room(spec.nodes + spec.standby)
         with self._starter.locked(), uninterrupted():
             self._ensure_controller()
-            request = wire.SubmitRequest(
-                nnodes=spec.nodes, nproc=spec.nproc, owner=getpass.getuser()
-            )
+            request = wire.SubmitRequest(nnodes=spec.nodes, nproc=spec.nproc, owner=user_name())
             job = self.ask(request).job
             self._jobs.append(job)
         try:

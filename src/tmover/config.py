@@ -7,7 +7,6 @@ with its default. Durations are in seconds. A value is read once, checked, and p
 from __future__ import annotations
 
 import difflib
-import getpass
 import os
 import pathlib
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tmover.errors import ConfigError
+from tmover.owner import PLACES, user_name
 
 SITE_FILE = pathlib.Path("/etc/tmover/tmover.toml")
 """Read when neither `--config` nor `TMOVER_CONFIG` names a file."""
@@ -188,7 +188,13 @@ def state_directory(
     if cluster and os.geteuid() == 0:
         return pathlib.Path(cluster).absolute()
     if cluster:
-        return pathlib.Path(cluster).absolute() / "users" / getpass.getuser()
+        return pathlib.Path(cluster).absolute() / PLACES / user_name()
+    return own_state_directory(environ)
+
+
+def own_state_directory(environ: Mapping[str, str] | None = None) -> pathlib.Path:
+    """Return the state directory of whoever has a controller of their own: XDG, home."""
+    environ = os.environ if environ is None else environ
     if environ.get("XDG_STATE_HOME"):
         return pathlib.Path(environ["XDG_STATE_HOME"]).absolute() / "tmover"
     return pathlib.Path.home() / ".local" / "state" / "tmover"

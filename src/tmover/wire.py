@@ -104,6 +104,8 @@ class Pulse(Record, frozen=True, kw_only=True):
     step: int
     phase: str = ""
     job: str = ""
+    code: int = 1
+    """The exit code of a script that has failed."""
 
 
 # --- requests of the command line -----------------------------------------------------------------

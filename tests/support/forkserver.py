@@ -197,9 +197,11 @@ def _become(asked: dict[str, Any]) -> NoReturn:
 
 
 def _run_controller(asked: dict[str, Any]) -> int:
+    from support.fake_slurm import FakeSlurm
     from tmover.cli import logs
     from tmover.config import load
     from tmover.controller.daemon import run
+    from tmover.scheduler.slurm.allocations import slurm_allocations
 
     def spawn(step: pathlib.Path, log: pathlib.Path) -> int:
         return request(asked["address"], kind="holder", step=str(step), log=str(log))
@@ -210,7 +212,7 @@ def _run_controller(asked: dict[str, Any]) -> int:
     config = load()
     state = pathlib.Path(asked["step"])
     scheduler = LocalScheduler(state / "cluster", capacity=config.local.nodes, spawn=spawn)
-    return run(config, state, scheduler)
+    return run(config, state, scheduler, slurm_allocations(state, config, FakeSlurm()))
 
 
 # --- a node ---------------------------------------------------------------------------------------

@@ -78,9 +78,10 @@ class Lab:
         user: str | None = None,
         check: bool = True,
         env: Mapping[str, str] | None = None,
+        cwd: pathlib.Path | None = None,
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in `scratch`, as `user` if given; fail with its words if it fails."""
+        """Run a command, by default in `scratch` and as root; fail with its words if it fails."""
         environ = self.env | dict(env or {})
         entry = None if user is None else pwd.getpwnam(user)
         if entry is not None:
@@ -88,7 +89,7 @@ class Lab:
         ended = subprocess.run(
             [str(word) for word in argv],
             env=environ,
-            cwd=self.scratch,
+            cwd=cwd or self.scratch,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -53,7 +53,7 @@ class Cluster:
             "TMOVER_STATE": str(self.state),
             "TMOVER_TRACE": str(self.trace),
             "TMOVER_SLURM_POLL_S": "1",
-            "TMOVER_SLURM_END_S": "10",
+            "TMOVER_SLURM_END_S": "25",
             "OMP_NUM_THREADS": "1",
         }
         self._started: list[subprocess.Popen[bytes]] = []
@@ -98,6 +98,12 @@ class Cluster:
         found = re.search(r"job ([0-9]+)", said)
         assert found, said
         return Job(self, found[1])
+
+    def knows(self, job: str) -> bool:
+        """Return whether the controller looks after a job."""
+        reply = ask(self.state, wire.StatusRequest(), 10.0)
+        assert isinstance(reply, wire.StatusReply)
+        return job in {one.job for one in reply.jobs}
 
     def controller(self) -> int | None:
         """Return the controller's pid."""

@@ -129,7 +129,8 @@ class Team:
         """Return how the launch will end if a worker has said that its script has failed."""
         pulses = {} if self._intercom is None else self._intercom.pulses
         for local_rank, pulse in sorted(pulses.items()):
-            for kind, code in ((wire.ERROR_PHASE, 1), (wire.CARRIED_PHASE, CARRIED_ALONG)):
+            ends = ((wire.ERROR_PHASE, pulse.code), (wire.CARRIED_PHASE, CARRIED_ALONG))
+            for kind, code in ends:
                 if pulse.phase.startswith(kind):
                     why = pulse.phase.removeprefix(kind)
                     return Loss(code, f"worker {local_rank} failed: {why}", local_rank)

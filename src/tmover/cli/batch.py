@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
 import os
 import pathlib
@@ -15,8 +14,9 @@ import click
 
 from tmover.cli.local import check_environment
 from tmover.cli.text import plain
-from tmover.config import Config, ControllerConfig, state_directory
+from tmover.config import Config, ControllerConfig, own_state_directory, state_directory
 from tmover.errors import ConfigError
+from tmover.owner import is_anothers, user_name
 from tmover.scheduler.slurm import render
 from tmover.scheduler.slurm import script as scripts
 from tmover.scheduler.slurm.commands import salloc_argv, sbatch_argv
@@ -85,7 +85,7 @@ class BatchJob:
         if not pattern:
             plain_output = last(self.asked, "output") or "slurm-%j.out"
             pattern = render.step_output(self.asked, "%N") if self.headless else plain_output
-        user = getpass.getuser()
+        user = user_name()
         return render.log_glob(pattern, cwd=self.cwd, name=self.name, job=job, user=user)
 
 
@@ -182,7 +182,7 @@ def show(job: BatchJob, *, as_json: bool) -> None:
 
 def _parts(job: BatchJob) -> list[dict[str, str]]:
     controller = ["tmover", "controller", "--state", str(job.state), *job.controller_flags()]
-    parts = [_command("a controller, if none runs", controller)]
+    parts = [] if is_anothers(job.state) else [_command("a controller, if none runs", controller)]
     env = ["env", f"TMOVER_STATE={job.state}"]
     nnodes = last(job.asked, "nodes") or "1"
     if job.headless:
@@ -228,7 +228,8 @@ def _quoted(word: str) -> str:
 
 def headless_directory(job: BatchJob, number: str) -> pathlib.Path:
     """Return where the script and the `srun` of a job without a batch host are kept."""
-    return job.state / "headless" / f"slurm{number}"
+    own = own_state_directory() if is_anothers(job.state) else job.state
+    return own / "headless" / f"slurm{number}"
 
 
 def real_srun() -> str:

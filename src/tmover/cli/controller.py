@@ -31,6 +31,8 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     from tmover.controller.client import Address
     from tmover.controller.daemon import run
     from tmover.controller.keys import private_directory
+    from tmover.errors import ConfigError
+    from tmover.owner import is_anothers
     from tmover.scheduler.local import LocalScheduler
     from tmover.scheduler.slurm.allocations import slurm_allocations
 
@@ -38,7 +40,14 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     if bind is not None:
         table = msgspec.structs.replace(configuration.controller, bind=bind)
         configuration = msgspec.structs.replace(configuration, controller=table)
-    directory = private_directory(state_directory(state))
+    directory = state_directory(state)
+    if is_anothers(directory):
+        msg = (
+            f"{directory} is for the cluster's controller, which its administrator starts; "
+            "name a directory of your own with --state"
+        )
+        raise ConfigError(msg)
+    private_directory(directory)
     scheduler = LocalScheduler(directory / "cluster", capacity=configuration.local.nodes)
 
     def ready(address: Address) -> None:

@@ -38,11 +38,14 @@ def run(
 ) -> None:
     """Start the job, follow it unless it is detached, and exit with its code."""
     from tmover.cluster import LocalCluster
-    from tmover.config import state_directory
+    from tmover.config import own_state_directory, state_directory
+    from tmover.owner import is_anothers
 
     if config is not None:
         spec = dataclasses.replace(spec, env={**spec.env, "TMOVER_CONFIG": str(config.absolute())})
     directory = state_directory(state)
+    if state is None and is_anothers(directory):  # the cluster's controller cannot see these nodes
+        directory = state = own_state_directory()
     with SignalPipe(_KILLING), LocalCluster(directory, configuration) as cluster:
         with SignalPipe(_ENDING) as signals:
             job = cluster.submit(spec)

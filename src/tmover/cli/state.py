@@ -16,7 +16,7 @@ class _Directory(click.Path):
     """A directory that is there, or is to be. An empty name is a mistake, not the current one."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=pathlib.Path, file_okay=False)
+        super().__init__(path_type=pathlib.Path, file_okay=False, readable=False)
 
     def convert(
         self,
@@ -35,6 +35,6 @@ def state_option(function: Function) -> Function:
     return click.option(
         "--state",
         type=_Directory(),
-        help="The controller's directory. [default: $TMOVER_STATE, or tmover in $XDG_STATE_HOME or "
-        "~/.local/state]",
+        help="The controller's directory. [default: $TMOVER_STATE, or the cluster's "
+        "controller's, or tmover in $XDG_STATE_HOME or ~/.local/state]",
     )(function)

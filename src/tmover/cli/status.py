@@ -46,6 +46,8 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
         click.echo("no jobs")
     else:
         click.echo("\n\n".join(render(one) for one in answer.jobs))
+    if answer.scheduler and answer.jobs and not as_json:
+        click.echo(f"\n{answer.scheduler}")
     if answer.more and not as_json:
         click.echo(f"\n{answer.more} more have ended: `tmover status --all` shows them")
 
@@ -61,6 +63,8 @@ def render(status: JobStatus) -> str:
     if status.move is not None:
         move = status.move
         lines += ["", f"move: {move.phase}{_move(move)}"]
+    if status.allocations:
+        lines += ["", *(f"  {held}" for held in status.allocations)]
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
     return "\n".join(map(plain, lines))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
 import ipaddress
 import json
 import pathlib
@@ -26,7 +25,14 @@ from tmover.cli.text import plain
 from tmover.controller.client import ask, read_address
 from tmover.controller.keys import private_directory
 from tmover.controller.starter import Starter, start_controller, uninterrupted
-from tmover.errors import ConfigError, SchedulerError, SlurmUnreachable, TmoverError
+from tmover.errors import (
+    ConfigError,
+    ControllerUnavailable,
+    SchedulerError,
+    SlurmUnreachable,
+    TmoverError,
+)
+from tmover.owner import is_anothers, user_name
 from tmover.scheduler.hostlist import fold
 from tmover.scheduler.slurm import render
 from tmover.scheduler.slurm.client import SlurmClient
@@ -87,23 +93,43 @@ def _sbatch(job: BatchJob, client: SlurmClient) -> str:
 
 def _ensure_controller(job: BatchJob, client: SlurmClient) -> None:
     """Have a controller run that the job's nodes can reach."""
+    if is_anothers(job.state):
+        _require_controller(job)
+    else:
+        _start_controller(job)
+    address = read_address(job.state).address
+    if not _is_loopback(_host(address)):
+        return
+    away = next((node for node in client.nodes() if not _is_here(node.address)), None)
+    if away is not None:
+        where = f"the controller of {job.state} listens on {address}"
+        mended = (
+            "whoever runs it has to start it with --bind and an address that they can"
+            if is_anothers(job.state)
+            else f"start it with `tmover controller --state {job.state} --bind tcp://0.0.0.0:0`, "
+            "or name another directory with --state"
+        )
+        msg = f"{where}, which nodes such as {away.name} cannot reach: {mended}"
+        raise ConfigError(msg)
+
+
+def _require_controller(job: BatchJob) -> None:
+    """See that the controller answers that somebody else runs, such as the cluster's."""
+    try:
+        ask(job.state, wire.StatusRequest(ended=0), job.configuration.controller.request_s)
+    except ControllerUnavailable as error:
+        msg = f"{error}; nothing was submitted"
+        raise ControllerUnavailable(msg) from error
+
+
+def _start_controller(job: BatchJob) -> None:
+    """Have a controller of the user's own run."""
     state = job.state
     starter = Starter(state, functools.partial(start_controller, flags=job.controller_flags()))
     if starter.running() is None and not _answers(job):
         private_directory(state)
         with starter.locked(), uninterrupted():
             starter.ensure()
-    address = read_address(state).address
-    if not _is_loopback(_host(address)):
-        return
-    away = next((node for node in client.nodes() if not _is_here(node.address)), None)
-    if away is not None:
-        msg = (
-            f"the controller of {state} listens on {address}, which nodes such as {away.name} "
-            f"cannot reach: start it with `tmover controller --state {state} --bind "
-            "tcp://0.0.0.0:0`, or name another directory with --state"
-        )
-        raise ConfigError(msg)
 
 
 def _answers(job: BatchJob) -> bool:
@@ -157,7 +183,7 @@ def _tell(job: BatchJob, number: str, nnodes: int) -> None:
         env=job.env,
     )
     request = wire.SubmitRequest(
-        nnodes=nnodes, nproc=0, owner=getpass.getuser(), standby=job.standby, slurm=spec
+        nnodes=nnodes, nproc=0, owner=user_name(), standby=job.standby, slurm=spec
     )
     ask(job.state, request, job.configuration.controller.request_s)
 
@@ -192,7 +218,7 @@ def _size(run: Run, number: str) -> int:
 
 def _look_up(client: SlurmClient, number: str) -> JobInfo:
     """Return how Slurm sees the job."""
-    for info in client.jobs([getpass.getuser()]):
+    for info in client.jobs([user_name()]):
         if info.id == number:
             return info
     msg = f"Slurm does not show job {number} that it has just accepted"

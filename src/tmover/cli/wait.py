@@ -14,6 +14,7 @@ import click
 from tmover.cli.duration import duration
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
+from tmover.process import exit_status, identify, is_alive
 
 if TYPE_CHECKING:
     from tmover.wire import JobStatus
@@ -22,6 +23,9 @@ TIMED_OUT = 124
 """Exit code if the job has not ended in time, as that of `timeout`."""
 _POLL_S = 1.0
 _ASK_S = 5.0
+_LOOK_S = 0.1
+_GOODBYE_S = 5.0
+"""How much longer than an agent an srun may take to end after its job."""
 
 
 @click.command(name="wait")
@@ -35,12 +39,20 @@ _ASK_S = 5.0
     show_default=True,
     help="How long the controller may be away.",
 )
+@click.option(
+    "--srun",
+    "pid",
+    type=click.IntRange(1),
+    metavar="PID",
+    help="The srun in the background: if it has ended and no node has joined, end as it did.",
+)
 @state_option
 def command(
     *,
     job: str | None,
     timeout_s: float | None,
     patience_s: float,
+    pid: int | None,
     state: pathlib.Path | None,
 ) -> None:
     """Wait until JOB has ended, and end with its exit code.
@@ -49,18 +61,25 @@ def command(
     batch script it has `sacct` show how the training ended. Says nothing, except on a terminal. In
     a standby's script it ends with 0 as soon as the job is not on this node.
 
+    An srun that was not told of a lost node waits for it: start it in the background, and then
+    `exec tmover wait --srun $!`.
+
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
-    from tmover.config import state_directory
+    from tmover.config import load, state_directory
 
     def show(text: str) -> None:
         if sys.stdout.isatty():
             click.echo(plain(text))
 
     name = job if job is not None else own_job(os.environ)
-    lookout = Lookout(state_directory(state), name, patience_s)
+    unknown_s = load().agent.join_s if job is None and name is not None else 0.0
+    lookout = Lookout(state_directory(state), name, patience_s, unknown_s=unknown_s)
     node = None if job is not None else standby_node(os.environ)
-    code = wait(lookout.look, show, timeout_s=timeout_s, node=node)
+    srun = None if pid is None else Background(pid)
+    code = wait(lookout.look, show, timeout_s=timeout_s, node=node, srun=srun)
+    if srun is not None and code is not None:
+        srun.see_off(load().agent.stop_s + _GOODBYE_S)
     sys.exit(TIMED_OUT if code is None else code)
 
 
@@ -91,14 +110,49 @@ def standby_node(environ: Mapping[str, str]) -> str | None:
     return environ.get("TMOVER_NODE") or environ.get("SLURMD_NODENAME") or None
 
 
+class Background:
+    """A process that the shell before this one has started, and that may be this one's child."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = identify(pid)
+        self._code = 1
+        """How it ended; 1 if that is not known any more."""
+
+    def has_ended(self) -> bool:
+        """Return whether it runs no more."""
+        if self._process is None:
+            return True
+        code = exit_status(self._process)
+        if code is not None:
+            self._code = code
+        if code is not None or not is_alive(self._process):
+            self._process = None
+        return self._process is None
+
+    def see_off(self, timeout_s: float) -> None:
+        """Wait until it has ended, though not for ever: nodes that are lost never tell it."""
+        deadline = time.monotonic() + timeout_s
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    @property
+    def code(self) -> int:
+        """What to end with if its job never came about: never 0."""
+        return exit_code(self._code) or 1
+
+
 class Lookout:
     """Asks for a job's status, and bears with a controller that is away for a while."""
 
-    def __init__(self, state: pathlib.Path, job: str | None, patience_s: float) -> None:
+    def __init__(
+        self, state: pathlib.Path, job: str | None, patience_s: float, *, unknown_s: float = 0.0
+    ) -> None:
+        """For `unknown_s`, a job that is not known yet is waited for: Slurm is quick to start."""
         self._state = state
         self._job = job
         self._patience_s = patience_s
         self._heard_at = time.monotonic()
+        self._known_by = self._heard_at + unknown_s
 
     def look(self) -> JobStatus | None:
         """Return the status, or None while no controller answers.
@@ -116,6 +170,8 @@ class Lookout:
                 raise
             return None
         except Refused as error:
+            if time.monotonic() < self._known_by:
+                return None
             msg = f"{error}; `tmover status` lists the jobs of {self._state}"
             raise ConfigError(msg) from error
         self._heard_at = time.monotonic()
@@ -144,11 +200,13 @@ def wait(
     *,
     timeout_s: float | None = None,
     node: str | None = None,
+    srun: Background | None = None,
     poll_s: float = _POLL_S,
 ) -> int | None:
     """Return the exit code of the job once it has ended, or None if that takes too long.
 
-    With `node`, 0 as soon as the job is not there.
+    With `node`, 0 as soon as the job is not there. With `srun`, how that ended if the job is
+    nowhere after its end.
     """
     from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
@@ -156,13 +214,17 @@ def wait(
     watch = JobWatch()
     until = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
+        is_over = srun is None or srun.has_ended()  # before the look: then all have joined who will
         status = look()
         for news in () if status is None else watch.look(status):
             show(str(news))
         if status is not None and status.code is not None:
             return exit_code(status.code)
-        if status is not None and node is not None and node not in held_nodes(status):
+        held = set[str]() if status is None else held_nodes(status)
+        if status is not None and is_over and node is not None and node not in held:
             return 0
+        if status is not None and is_over and srun is not None and not held:
+            return srun.code
         if until is not None and time.monotonic() >= until:
             return None
         left = poll_s if until is None else until - time.monotonic()

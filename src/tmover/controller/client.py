@@ -21,6 +21,7 @@ import zmq
 from tmover import wire
 from tmover.controller import keys
 from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError, Refused
+from tmover.owner import is_anothers, user_name
 
 ADDRESS_FILE = "controller.json"
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -73,7 +74,7 @@ def read_address(state: pathlib.Path) -> Address:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Address)
     except FileNotFoundError as error:
-        msg = f"no controller runs on {state}: start one with `tmover controller --state {state}`"
+        msg = f"no controller runs on {state}: {_how_to_start(state)}"
         raise ControllerUnavailable(msg) from error
     except OSError as error:
         msg = f"cannot read {path}: {error.strerror}"
@@ -81,6 +82,15 @@ def read_address(state: pathlib.Path) -> Address:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         msg = f"{path} is damaged: {error}"
         raise ConfigError(msg) from error
+
+
+def _how_to_start(state: pathlib.Path) -> str:
+    """Return what to do about a controller that does not run."""
+    if not is_anothers(state):
+        return f"start one with `tmover controller --state {state}`"
+    if state.exists():
+        return f"its administrator has to start it, with {user_name()} among its `users`"
+    return f"its administrator has to put {user_name()} among its `users`, and start it anew"
 
 
 class Channel:

@@ -65,10 +65,10 @@ async def serve(
         )
         address = Address(address=gate.address, pid=os.getpid(), boot=boot)
         announced = msgspec.json.encode(address) + b"\n"
-        keys.write_private(state / ADDRESS_FILE, announced)
+        stack.callback(users.withdraw, ADDRESS_FILE, announced)
         users.announce(ADDRESS_FILE, announced)
         stack.callback(_withdraw, state, address)
-        stack.callback(users.withdraw, ADDRESS_FILE, announced)
+        keys.write_private(state / ADDRESS_FILE, announced)
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)

@@ -45,6 +45,10 @@ class Ledger:
         self.effects: list[Errand] = []
         """What the scheduler was asked and has not yet done."""
 
+    def note(self, text: str, at: float) -> None:
+        """Keep a sentence for people."""
+        self.notes.append(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}")
+
 
 class Desk:
     """All jobs of this controller."""
@@ -112,7 +116,7 @@ class Desk:
             if entry.effect in ledger.effects:
                 ledger.effects.remove(entry.effect)
                 if entry.note:
-                    ledger.notes.append(entry.note)
+                    ledger.note(entry.note, entry.at)
             return []
         if isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
             # what has not come until now is ordered anew
@@ -131,8 +135,7 @@ class Desk:
             if isinstance(action, (EndNode, OrderNode, ReleaseNode, EndJob)):
                 ledger.effects.append(action)
             elif isinstance(action, Note):
-                clock = time.strftime("%H:%M:%S", time.localtime(at))
-                ledger.notes.append(f"{clock} {action.text}")
+                ledger.note(action.text, at)
 
 
 def _age(history: tuple[str, Sequence[Entry]]) -> tuple[float, int, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import pathlib
+from collections.abc import Callable
 from typing import Union
 
 from tmover import wire
@@ -12,8 +15,10 @@ from tmover.controller.desk import Desk
 from tmover.core.events import Submitted
 from tmover.core.phase import Stage
 from tmover.core.roster import Job
-from tmover.errors import Refused
+from tmover.errors import Refused, SchedulerError
 from tmover.scheduler.interface import Allocations
+
+logger = logging.getLogger(__name__)
 
 
 class Intake:
@@ -23,6 +28,29 @@ class Intake:
         self._state = state
         self._desk = desk
         self._allocations = allocations
+        self._vouching: set[asyncio.Task[None]] = set()
+
+    def vouch(self, user: str, request: wire.SubmitRequest, then: Callable[[str], object]) -> None:
+        """Find out whether the job is the user's; `then` is told why not, "" if it is."""
+        task = asyncio.ensure_future(self._vouch(user, request, then))
+        self._vouching.add(task)
+        task.add_done_callback(self._vouching.discard)
+
+    async def _vouch(
+        self, user: str, request: wire.SubmitRequest, then: Callable[[str], object]
+    ) -> None:
+        spec, allocations, refusal = request.slurm, self._allocations, ""
+        try:
+            if spec is None or allocations is None:
+                pass  # refused when its turn comes
+            elif not await asyncio.to_thread(allocations.belongs, spec, user):
+                refusal = f"Slurm has no job {spec.id} of {user}"
+        except SchedulerError as error:
+            refusal = str(error)
+        except Exception:  # one message's trouble is not the others'
+            logger.exception("could not look into %s", request)
+            refusal = requests.INTERNAL_ERROR
+        then(refusal)
 
     def submitted(self, request: wire.SubmitRequest) -> Union[Submitted, str]:
         """Return the event of a new job, or the name of the one that this asks for again.
@@ -37,7 +65,7 @@ class Intake:
         event = requests.submitted(request, name)
         known = self._desk.ledgers.get(name)
         if known is not None and known.job.owner != request.owner:
-            msg = f"job {name} is {known.job.owner}'s"
+            msg = f"job {name} is not {request.owner}'s"
             raise Refused(msg)
         if known is not None and known.job.phase.stage is Stage.ENDED:
             msg = (

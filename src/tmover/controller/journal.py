@@ -33,6 +33,8 @@ class Settled(Record, frozen=True, kw_only=True):
     effect: Errand
     note: str = ""
     """What came of it, for people; "" if just what was asked."""
+    at: float = 0.0
+    """The controller's wall clock in seconds."""
 
 
 Entry = Union[AnyEvent, Settled]

@@ -8,6 +8,7 @@ It is not async: whatever takes time becomes a task, and what comes of it return
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import pathlib
 import time
@@ -179,7 +180,19 @@ class Controller:
 
     async def _receive(self) -> None:
         while True:
-            self.post(Said(*await self._gate.receive()))
+            said = Said(*await self._gate.receive())
+            if said.user and isinstance(said.message, wire.SubmitRequest):
+                then = functools.partial(self._vouched, said)
+                self._intake.vouch(said.user, said.message, then)
+            else:
+                self.post(said)
+
+    def _vouched(self, said: Said, refusal: str) -> None:
+        if refusal:
+            logger.warning("refused %s: %s", type(said.message).__name__, refusal)
+            self._gate.send(said.route, wire.RefusedReply(text=refusal))
+        else:
+            self.post(said)
 
     async def _expire(self) -> None:
         """Miss agents whose lease is over, unless it was this process that did not run."""
@@ -393,7 +406,5 @@ class Controller:
 
     def _stamp(self, item: Union[AnyEvent, Settled]) -> Entry:
         """Return the entry with the time. The clock may be set back; the journal's never is."""
-        if isinstance(item, Settled):
-            return item
         self._last_at = max(self._last_at, time.time())
         return msgspec.structs.replace(item, at=self._last_at)

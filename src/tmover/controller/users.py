@@ -2,12 +2,15 @@
 
 Each has a directory `users/NAME` in the state directory, which stands for the state directory in
 all that the user does. It is root's, so that nobody can put anything in the place of its files; the
-files are the user's alone. Who can read a user's key may act on that user's jobs.
+files are the user's alone. Who can read a user's key may act on that user's jobs. What users do to
+their own files harms nobody else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import pathlib
 import pwd
 from collections.abc import Callable, Iterable
@@ -16,29 +19,41 @@ from tmover import wire
 from tmover.controller import keys
 from tmover.core.events import Record
 from tmover.errors import ConfigError, Refused
+from tmover.owner import PLACES
 
-DIRECTORY = "users"
+logger = logging.getLogger(__name__)
+
+_MAX_KEY_BYTES = 1000
 
 
 class Users:
     """The users, by the public half of their keys."""
 
     def __init__(self, state: pathlib.Path, names: Iterable[str], server: keys.Keypair) -> None:
-        """Make what is missing of their directories. Raises `ConfigError` for a stranger."""
+        """Make what is missing of their directories. Raises `ConfigError` for a stranger.
+
+        Only root serves others: a user's own controller that reads the cluster's file serves none.
+        """
+        self._state = state
         self._homes: dict[str, tuple[pathlib.Path, int]] = {}
         self.keys: dict[bytes, str] = {}
-        for name in names:
-            home, uid = state / DIRECTORY / name, _uid(name)
+        if os.geteuid() != 0:
+            return
+        for name, uid in [(name, _uid(name)) for name in names]:
+            home = state / PLACES / name
             own = home / "keys"
             for directory in (state, home.parent, home, own):
                 _open_to_all(directory)
-            pair = keys.read_or_make(own / "client.key", uid=uid)
+            pair = _key(own / "client.key", uid)
             keys.write_private(own / "server.pub", server.public + b"\n", uid=uid)
             self.keys[pair.public] = name
             self._homes[name] = (home, uid)
 
     def announce(self, file: str, data: bytes) -> None:
-        """Write a file into each user's directory."""
+        """Write a file into the directory of each user, and of nobody who was one before."""
+        served = {home for home, _ in self._homes.values()}
+        for home in set((self._state / PLACES).glob("*")) - served:
+            _remove(home / file)
         for home, uid in self._homes.values():
             keys.write_private(home / file, data, uid=uid)
 
@@ -48,6 +63,24 @@ class Users:
             with contextlib.suppress(OSError):
                 if (home / file).read_bytes() == data:
                     (home / file).unlink()
+
+
+def _key(path: pathlib.Path, uid: int) -> keys.Keypair:
+    """Return the user's key pair; a new one if the user has spoilt the file or opened it to all."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _MAX_KEY_BYTES:
+            path.unlink()
+    try:
+        return keys.read_or_make(path, uid=uid)
+    except ConfigError as error:
+        logger.warning("%s; it is made anew", error)
+        _remove(path)
+        return keys.read_or_make(path, uid=uid)
+
+
+def _remove(path: pathlib.Path) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
 
 
 def check(user: str, message: wire.ToController, owner_of: Callable[[str], str | None]) -> None:

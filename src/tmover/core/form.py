@@ -45,14 +45,19 @@ def submit(draft: Draft, event: Submitted) -> None:
 
 
 def join(draft: Draft, event: Joined) -> None:
-    """Give a new agent a slot, or make it a standby."""
+    """Give a new agent a slot, or make it a standby.
+
+    A node carries one agent of a job: two would be lost together.
+    """
     if not draft.job.nproc:
         draft.set(nproc=event.nproc)
     job = draft.job
     if event.nproc != job.nproc:
         reason = f"{event.node} came with {event.nproc} workers, the job has {job.nproc} per node"
-        draft.note(reason)
-        draft.dismiss(event.agent, Farewell(2, reason))
+        _turn_away(draft, event, reason)
+        return
+    if event.standby and any(agent.node == event.node for agent in job.agents.values()):
+        _turn_away(draft, event, f"{event.node} carries a part of the job already: no standby")
         return
     slot = _free_slot(job, event)
     if is_pending(job):
@@ -70,8 +75,20 @@ def join(draft: Draft, event: Joined) -> None:
     draft.set(fenced=job.fenced - {event.node})
     if slot is not None:
         draft.seat(slot, event.agent)
-    if event.standby and job.ordered.nodes:
-        draft.set(ordered=job.ordered._replace(nodes=job.ordered.nodes - 1))
+    _count_order(draft, event)
+
+
+def _turn_away(draft: Draft, event: Joined, reason: str) -> None:
+    draft.note(reason)
+    draft.dismiss(event.agent, Farewell(2, reason))
+    _count_order(draft, event)
+
+
+def _count_order(draft: Draft, event: Joined) -> None:
+    """Note that one of the standbys that were ordered has come."""
+    ordered = draft.job.ordered
+    if event.standby and ordered.nodes:
+        draft.set(ordered=ordered._replace(nodes=ordered.nodes - 1))
 
 
 def is_pending(job: Job) -> bool:

@@ -140,6 +140,10 @@ class Allocations(Protocol):
         """Keep what is needed to ask for standbys of `job`. Raises `SchedulerError`."""
         ...
 
+    def belongs(self, spec: wire.SlurmSpec, owner: str) -> bool:
+        """Return whether the scheduler says so. May take seconds. Raises `SchedulerError`."""
+        ...
+
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name. May take seconds."""
         ...

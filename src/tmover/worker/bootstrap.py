@@ -158,18 +158,29 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
     try:
         _runtime = _enter(door, control, environment)
         return _run_script(_runtime, argv)
-    except Exception as error:
-        kind = wire.CARRIED_PHASE if isinstance(error, _CARRIED) else wire.ERROR_PHASE
-        say = f"{kind}{type(error).__name__}: {error}".splitlines()[0]
-        began = time.monotonic()
-        control.send(wire.Pulse(local_rank=environment.local_rank, step=-1, phase=say))
-        if _runtime is not None:  # the links stay until the agent has passed this on
-            _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
+    except (Exception, SystemExit) as error:
+        _confess(control, environment.local_rank, error)
         raise
     finally:
         if _runtime is not None:
             _runtime.close()
         control.close()
+
+
+def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -> None:
+    """Say how the script has failed. The links stay until the agent has passed this on."""
+    kind = wire.CARRIED_PHASE if isinstance(error, _CARRIED) else wire.ERROR_PHASE
+    code, why = 1, f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        if _runtime is None or _runtime.standing.stop is not None or error.code in (None, 0):
+            return
+        code = error.code if isinstance(error.code, int) else 1
+        why = f"exit code {code}"
+    began = time.monotonic()
+    say = f"{kind}{why}".splitlines()[0]
+    control.send(wire.Pulse(local_rank=local_rank, step=-1, phase=say, code=code))
+    if _runtime is not None:
+        _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
 
 
 def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironment) -> Runtime:

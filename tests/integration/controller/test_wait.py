@@ -119,13 +119,34 @@ def test_time_can_be_over(cast: Cast) -> None:
 
 
 def test_a_job_nobody_knows_is_one_clear_line(cast: Cast) -> None:
-    in_slurm = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}
+    in_slurm = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1", "TMOVER_AGENT_JOIN_S": "0.1"}
 
     code, output = Waiting(cast, environ=in_slurm).result()
 
     assert code == 2
     assert output.startswith("error: there is no job slurm17r1 here; `tmover status` lists ")
     assert output.count("\n") == 1
+
+
+def test_an_srun_that_ended_before_any_node_joined_ends_it(cast: Cast) -> None:
+    job = cast.submit(1, 1)
+    with subprocess.Popen(["false"], stdout=subprocess.DEVNULL) as srun:
+        code, output = Waiting(cast, job, "--srun", str(srun.pid)).result()
+
+    assert (code, output) == (1, "")
+
+
+def test_a_standby_is_not_over_before_its_srun_is(own: Cast, waiting: list[Waiting]) -> None:
+    job, _ = own.form(1)
+    role = {"TMOVER_JOB": job, "TMOVER_ROLE": "standby", "SLURMD_NODENAME": "node2"}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as srun:
+        before = _asked(own)
+        waiting.append(Waiting(own, "--srun", str(srun.pid), environ=role))
+        own.until(lambda: _asked(own) > before + 1, "its questions")
+        assert not waiting[0].ended()
+
+    own.until(waiting[0].ended, "the end of `tmover wait`")
+    assert waiting[0].result() == (0, "")
 
 
 def test_sigterm_ends_it_at_once(own: Cast, waiting: list[Waiting]) -> None:

@@ -388,7 +388,7 @@ def test_an_exit_code_is_reported(node: Node, controller: ScriptedController) ->
 
     exited = controller.expect(Exited)
 
-    assert (exited.code, exited.reason) == (3, "worker 0 exited with code 3")
+    assert (exited.code, exited.reason) == (3, "worker 0 failed: exit code 3")
 
 
 def test_workers_that_end_before_they_are_welcomed_are_reported_afterwards(

@@ -22,9 +22,11 @@ from tmover.core.events import (
     CancelRequested,
     EndJob,
     EndNode,
+    Joined,
     LeaseExpired,
     OrderNode,
     ReleaseNode,
+    Stop,
     Submitted,
     Wait,
 )
@@ -119,6 +121,17 @@ def test_an_order_that_is_overdue_is_made_again() -> None:
 
     actions = story.tell(overdue(Wait.STANDBY, story.job.ordered.epoch))
 
+    assert orders(actions) == [order("n0", "n1", "n2")]
+
+
+def test_a_standby_on_a_node_of_the_job_is_none_and_another_is_ordered() -> None:
+    story = kept(standbys=0).training()
+    twin = Joined(job="j", agent="s7", node="n1", address="n1", nproc=1, standby=True)
+
+    actions = story.tell(twin)
+
+    why = "n1 carries a part of the job already: no standby"
+    assert actions[0] == Stop(job="j", agent="s7", code=2, reason=why)
     assert orders(actions) == [order("n0", "n1", "n2")]
 
 

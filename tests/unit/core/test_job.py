@@ -1477,7 +1477,7 @@ def test_who_does_not_report_in_time_is_lost() -> None:
 
 def test_two_agents_of_a_node_that_fall_silent_are_one_loss() -> None:
     story = Story(standbys=0).training()
-    twin = Joined(job="j", agent="t0", node="n2", address="n2", nproc=1, standby=True)
+    twin = Joined(job="j", agent="t0", node="n2", address="n2", nproc=1, standby=False)
     story.tell(requested("n1"), twin, launched("t0"), warm("t0/0"))
     story.tell(*[prepared(f"{agent}/0", 2) for agent in ("a0", "a1", "a2", "t0")])
     story.tell(overdue(Wait.PREPARE, 2))
@@ -1509,7 +1509,7 @@ def test_the_loss_of_strangers_is_no_loss() -> None:
 
 def test_a_whole_node_is_lost_with_all_its_agents() -> None:
     story = Story().training()
-    twin = type(joined("s0"))(job="j", agent="t0", node="n1", address="n1", nproc=1, standby=True)
+    twin = Joined(job="j", agent="t0", node="n1", address="n1", nproc=1, standby=False)
     story.tell(twin)
 
     actions = story.tell(expired("a1"))

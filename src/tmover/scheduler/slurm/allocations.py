@@ -8,7 +8,6 @@ shrinks. Every call here may be repeated.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import pathlib
@@ -24,12 +23,14 @@ from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
 from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
+from tmover.owner import user_name
 from tmover.scheduler.hostlist import fold
 from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo
 from tmover.scheduler.slurm.poller import Poller
 from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script, tag
+from tmover.scheduler.slurm.run import Run, run_command
 from tmover.scheduler.slurm.states import JobState
 from tmover.scheduler.store import write_whole
 
@@ -89,6 +90,11 @@ class SlurmAllocations:
         """Keep what is needed to ask for standbys of `job`."""
         self._keep(job, Kept(owner=owner, spec=spec))
         self._poller.nudge()  # the last poll may have been before it was submitted
+
+    def belongs(self, spec: wire.SlurmSpec, owner: str) -> bool:
+        """Return whether Slurm has the job, as the owner's."""
+        jobs = self._client_of(owner).jobs({owner})
+        return any(info.id == str(spec.id) and info.user == owner for info in jobs)
 
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name."""
@@ -261,8 +267,8 @@ class SlurmAllocations:
 
 
 def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) -> Allocation:
-    """Return what Slurm held for a job when it was asked, and what that means for it."""
-    jobs = list(jobs)
+    """Return what Slurm held for a job when it was asked. Others' jobs do not count."""
+    jobs = [info for info in jobs if info.user == kept.owner]
     main = _main(kept, jobs)
     id_ = kept.spec.id
     standbys = tuple(_words(one, "standby job") for one in _standbys(job, kept, jobs))
@@ -313,24 +319,26 @@ def _is_there(info: JobInfo) -> bool:
     return not info.state.is_over and not info.state.is_ending
 
 
-def slurm_allocations(state: pathlib.Path, config: Config) -> SlurmAllocations | None:
+def slurm_allocations(
+    state: pathlib.Path, config: Config, run: Run = run_command
+) -> SlurmAllocations | None:
     """Return the allocations that a controller looks after; None where Slurm has no commands.
 
     Root asks for everybody's jobs, and does what a job needs as the job's owner.
     """
-    if shutil.which("squeue") is None:
+    if run is run_command and shutil.which("squeue") is None:
         return None
     is_root = os.geteuid() == 0
     timeout_s = config.slurm.command_s
-    client = SlurmClient(timeout_s=timeout_s)
-    users = None if is_root else {getpass.getuser()}
+    client = SlurmClient(run, timeout_s=timeout_s)
+    users = None if is_root else {user_name()}
     poller = Poller(client, users=users, poll_s=config.slurm.poll_s, most_s=config.slurm.back_off_s)
     clients: dict[str, SlurmClient] = {}
 
     def client_of(owner: str) -> SlurmClient:
-        if owner == getpass.getuser() or not is_root:
+        if owner == user_name() or not is_root:
             return client
-        return clients.setdefault(owner, SlurmClient(user=owner, timeout_s=timeout_s))
+        return clients.setdefault(owner, SlurmClient(run, user=owner, timeout_s=timeout_s))
 
     return SlurmAllocations(
         state / "slurm",

@@ -64,12 +64,15 @@ def run_command(command: Command) -> Completed:
     Raises `SchedulerError` if it cannot be started.
     """
     identity = _identity(command.user)
+    argv, cwd = command.argv, command.cwd
+    if identity is not None:  # who may be let in where root is not, as in a home on NFS
+        argv, cwd = (("env", f"--chdir={cwd}", *argv) if cwd else argv), "/"
     given = _open_text(command.stdin)
     try:
         process = subprocess.Popen(
-            command.argv,
+            argv,
             env=_environment(command, os.environ, identity),
-            cwd=command.cwd or ("/" if identity else None),
+            cwd=cwd,
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

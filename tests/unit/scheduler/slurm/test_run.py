@@ -110,6 +110,18 @@ def test_root_s_home_in_a_given_environment_is_not_passed_on() -> None:
     assert (found["USER"], found["HOME"] != "/root") == ("nobody", True)
 
 
+@NEEDS_ROOT
+def test_a_command_goes_to_its_directory_as_its_user(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o700)  # root's: whoever went there before becoming the user would get in
+
+    at_home = run_command(Command(argv=("pwd",), cwd="/usr/bin", user="nobody"))
+    shut_out = run_command(Command(argv=("pwd",), cwd=str(tmp_path), user="nobody"))
+
+    assert (at_home.code, at_home.out) == (0, "/usr/bin\n")
+    assert (shut_out.code, shut_out.out) == (125, "")
+    assert "Permission denied" in shut_out.err
+
+
 def test_a_user_who_does_not_exist_runs_nothing() -> None:
     with pytest.raises(SchedulerError, match="no user no-such-user"):
         run_command(Command(argv=("true",), user="no-such-user"))
