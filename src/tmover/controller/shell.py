@@ -13,7 +13,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Container, Iterable
-from typing import NamedTuple, Union
+from typing import Union
 
 import msgspec
 from typing_extensions import assert_never
@@ -29,6 +29,7 @@ from tmover.controller.journal import Entry, Settled
 from tmover.controller.presence import Presence, Who, speaker
 from tmover.controller.status import Views
 from tmover.controller.watch import AllocationWatch, Watch
+from tmover.controller.work import Item, Said, Work
 from tmover.core.events import (
     Action,
     AnyEvent,
@@ -58,26 +59,6 @@ from tmover.scheduler.interface import Allocations, Scheduler
 logger = logging.getLogger(__name__)
 
 _WRITE_AGAIN_S = 1.0
-
-
-class Said(NamedTuple):
-    """A message, the connection it came over, and who sent it."""
-
-    route: bytes
-    message: wire.ToController
-    user: str = ""
-    """Whose key it was sent with; "" is who runs the controller."""
-
-
-Item = Union[Said, AnyEvent, Settled]
-
-
-class Work(NamedTuple):
-    """An item, and what it has the journal say."""
-
-    item: Item
-    entry: Entry | None = None
-    refusal: str = ""
 
 
 class Controller:

@@ -18,7 +18,8 @@ from tmover.controller import keys
 from tmover.controller.desk import Decide, Desk
 from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal, Settled
-from tmover.controller.shell import Controller, Item, Said
+from tmover.controller.shell import Controller
+from tmover.controller.work import Item, Said
 from tmover.core.events import (
     CancelRequested,
     EndJob,
