@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 
@@ -43,9 +44,15 @@ def test_slurm_shows_the_true_end_of_a_job_that_lost_a_node(
     assert_as_if_undisturbed(outcome, undisturbed, KIND)
 
 
-def test_scancel_ends_everything_within_seconds(cluster: Cluster, lab: Lab) -> None:
-    job = cluster.submit()
+def test_a_signal_saves_a_checkpoint_and_scancel_ends_everything_within_seconds(
+    cluster: Cluster, lab: Lab
+) -> None:
+    job = cluster.submit(nodes=2, arguments=("--steps", "100000", "--checkpoint", "saved.pt"))
     status = job.until_held()
+
+    lab.run("scancel", "--signal=USR1", job.id)  # as Slurm does before a time limit
+    job.go_on()
+    lab.wait((cluster.home / "saved.pt").exists, 60, "the checkpoint")
     began = time.monotonic()
 
     lab.run("scancel", job.id)
@@ -105,39 +112,38 @@ def test_a_script_that_fails_before_tmover_run_ends_the_job(cluster: Cluster, la
     assert not lab.squeue()
 
 
+@pytest.mark.parametrize("to_the_end", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_requeued_job_is_another_one_for_us(
-    cluster: Cluster, lab: Lab, undisturbed: Outcome
+    cluster: Cluster, lab: Lab, *, to_the_end: bool
 ) -> None:
-    cluster.hold_at(HELD)
-    job = cluster.submit()
+    job = cluster.submit(nodes=2)
     job.until_held()
     standby = {one.id for one in lab.squeue()} - {job.id}
 
     lab.run("scontrol", "requeue", job.id)
-    first = Job(cluster, f"slurm{job.id}")
-    ended = first.until(lambda status: status.code is not None, "the end of the first")
+    ended = Job(cluster, f"slurm{job.id}").until(lambda s: s.code is not None, "the first's end")
     again = Job(cluster, f"slurm{job.id}r1")
     lab.wait(lambda: cluster.knows(again.id), 30, "the next incarnation")
     lab.wait(lambda: not standby & {one.id for one in lab.squeue()}, 60, "the standby's end")
-    for path in cluster.trace.iterdir():
-        path.unlink()
-    lab.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
-    lab.wait(lambda: again.status().phase == "training", 90, "training again")
-    again.go_on()
-    outcome = again.finish()
-
     assert ended.outcome == f"Slurm has requeued job {job.id}: it begins anew"
     assert job.status().job == again.id
-    assert_as_if_undisturbed(outcome, undisturbed, KIND)
+    if to_the_end:
+        lab.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+        again.go_on()
+        outcome = again.finish()
+        assert outcome.status.code == 0, outcome.status
+    else:
+        cluster.tmover("cancel", job.id)
+        lab.wait(lambda: not lab.squeue(), 60, "an empty squeue")
 
 
+@pytest.mark.full
 def test_a_job_near_its_time_limit_saves_a_checkpoint_and_ends(cluster: Cluster, lab: Lab) -> None:
     cluster.hold_at(HELD)
-    said = cluster.tmover(
-        "submit", "examples/train_gpt.sbatch", "--nodes=2", "--signal=USR1@60",
-        "--", "--steps", "100000", "--checkpoint", "saved.pt",
-    ).stdout  # fmt: skip
-    job = Job(cluster, said.split()[1])
+    job = cluster.submit(
+        "--signal=USR1@60", nodes=2, standby=0,
+        arguments=("--steps", "100000", "--checkpoint", "saved.pt"),
+    )  # fmt: skip
     job.until(lambda status: status.step == HELD, "some steps")
     assert not (cluster.home / "saved.pt").exists()
 
@@ -149,6 +155,23 @@ def test_a_job_near_its_time_limit_saves_a_checkpoint_and_ends(cluster: Cluster,
     lab.wait(lambda: not lab.squeue(), 60, "an empty squeue")
 
     assert ended.outcome == f"Slurm job {job.id} has reached its time limit"
+
+
+def test_a_standby_that_finds_no_node_is_waited_for_in_the_queue(
+    cluster: Cluster, lab: Lab
+) -> None:
+    job = cluster.submit("--exclusive", nodes=5, standby=2)
+
+    status = job.until(
+        lambda status: any("PENDING" in held for held in status.allocations[1:]), "a pending order"
+    )
+    shown = cluster.tmover("status", job.id).stdout
+    cluster.tmover("cancel", job.id)
+
+    assert status.allocations[0].startswith(f"Slurm job {job.id} RUNNING on node[1-5]")
+    assert re.search(r"standby job \d+ PENDING \((Resources|Priority)\)", shown), shown
+    assert re.search(r"Slurm is asked \d+ RPCs per minute", shown), shown
+    lab.wait(lambda: not lab.squeue(), 60, "an empty squeue")
 
 
 def test_users_are_told_in_one_line(cluster: Cluster, lab: Lab) -> None:

@@ -33,6 +33,7 @@ def test_the_first_node_is_given_back_like_any_other(
     assert outcome.redone() == 0
 
 
+@pytest.mark.full
 def test_a_headless_job_outlives_the_loss_of_its_first_node(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_node_without_power_is_replaced_long_before_slurm_misses_it(
-    cluster: Cluster, undisturbed: Outcome
+    cluster: Cluster, undisturbed: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = cluster.lab
     job = cluster.submit()
@@ -30,7 +30,8 @@ def test_a_node_without_power_is_replaced_long_before_slurm_misses_it(
     lab.wait(lambda: "down" in lab.states()[leaver], 60, f"Slurm's word on {leaver}")
     slurms_s = time.monotonic() - off_at
 
-    print(f"{leaver} was missed after {ours_s:.1f} s, by Slurm after {slurms_s:.1f} s")
+    with capsys.disabled():
+        print(f"\na node without power: named in {ours_s:.1f} s, by Slurm in {slurms_s:.1f} s")
     assert ours_s < slurms_s
     assert_as_if_undisturbed(outcome, undisturbed, KIND)
     assert outcome.redone() <= 1

@@ -11,7 +11,7 @@ from support.training import Outcome, assert_as_if_undisturbed
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_slurmctld_may_be_away(
     cluster: Cluster, lab: Lab, undisturbed: Outcome, *, kill: bool
 ) -> None:
@@ -29,6 +29,7 @@ def test_slurmctld_may_be_away(
     assert outcome.redone() == 0
 
 
+@pytest.mark.full
 def test_a_node_is_replaced_while_slurmctld_is_away(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:

@@ -86,14 +86,21 @@ class Cluster:
         assert not check or ended.returncode == 0, f"{argv}: {ended.stdout}{ended.stderr}"
         return ended
 
-    def submit(self, *options: str, standby: int = 1) -> Job:
-        """Submit the example on four nodes."""
+    def submit(
+        self,
+        *options: str,
+        nodes: int = KIND.nodes,
+        standby: int = 1,
+        arguments: tuple[str, ...] = ("--steps", str(KIND.steps)),
+    ) -> Job:
+        """Submit the example."""
         said = self.tmover(
             "submit",
             "examples/train_gpt.sbatch",
-            *("--nodes", str(KIND.nodes), "--standby", str(standby)),
+            *("--nodes", str(nodes), "--standby", str(standby)),
             *options,
-            *("--", "--steps", str(KIND.steps)),
+            "--",
+            *arguments,
         ).stdout
         found = re.search(r"job ([0-9]+)", said)
         assert found, said
