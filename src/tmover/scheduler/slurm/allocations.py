@@ -222,7 +222,11 @@ class SlurmAllocations:
         left = _standbys(end.job, kept, jobs)
         if main is not None and _is_there(main) and main.restarts == kept.restarts:
             left.append(main)
-        return self._cancel(client, end.job, left, at_once=False)
+        outcome = self._cancel(client, end.job, left, at_once=False)
+        if outcome.is_done and kept.spec.env:  # it may hold secrets, and nothing is submitted more
+            spec = msgspec.structs.replace(kept.spec, env={}, script="")
+            self._keep(end.job, msgspec.structs.replace(kept, spec=spec))
+        return outcome
 
     def _cancel(
         self, client: SlurmClient, key: str, jobs: Sequence[JobInfo], *, at_once: bool

@@ -455,6 +455,15 @@ def test_what_is_kept_is_its_owner_s_only(place: Place) -> None:
     assert [path.name for path in place.directory.iterdir()] == ["slurm1.json"]
 
 
+def test_secrets_are_forgotten_when_all_has_ended(place: Place) -> None:
+    place.slurm.end("1", "COMPLETED")
+
+    assert place.end() == Outcome.done()
+
+    assert SECRET not in (place.directory / "slurm1.json").read_text()
+    assert place.restarted().carry_out(EndJob(job="slurm1", code=0, reason="")) == Outcome.done()
+
+
 def test_a_damaged_file_is_named_and_nothing_in_it_is_shown(place: Place) -> None:
     kept = place.directory / "slurm1.json"
     kept.write_bytes(kept.read_bytes()[:-1])
