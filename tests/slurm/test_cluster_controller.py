@@ -113,7 +113,7 @@ def test_a_drained_node_is_left_under_another_run_of_the_controller(
 
     site.end_controller()
     site.start_controller()
-    site.lab.run("scontrol", "update", f"NodeName={job.node(1)}", "State=DRAIN", "Reason=fan")
+    site.lab.run("tmover", "drain", job.node(1), "--reason=fan", env=site.everywhere)
     job.until_armed()
     job.go_on()
     outcome = job.finish()

@@ -27,6 +27,11 @@ class Site:
         self._started: list[subprocess.Popen[bytes]] = []
 
     @property
+    def everywhere(self) -> dict[str, str]:
+        """Return what tells all commands, also root's, of the controller."""
+        return {"TMOVER_CONFIG": str(self.config)}
+
+    @property
     def env(self) -> dict[str, str]:
         """Return what the controller is started with."""
         return {
@@ -89,7 +94,7 @@ class User(Cluster):
         super().__init__(site.lab, user=name)
         self.state = site.place(name)
         self.env = site.lab.env | {
-            "TMOVER_CONFIG": str(site.config),
+            **site.everywhere,
             "TMOVER_TRACE": str(self.trace),
             "OMP_NUM_THREADS": "1",
         }

