@@ -113,7 +113,7 @@ def test_a_drained_node_is_left_under_another_run_of_the_controller(
 
     site.end_controller()
     site.start_controller()
-    site.lab.run("tmover", "drain", job.node(1), "--reason=fan", env=site.everywhere)
+    site.lab.run("scontrol", "update", f"NodeName={job.node(1)}", "State=DRAIN", "Reason=fan")
     job.until_armed()
     job.go_on()
     outcome = job.finish()
@@ -173,7 +173,7 @@ def test_a_job_is_its_owner_s_and_root_s_alone(site: Site, hers: User) -> None:
         assert isinstance(heard, wire.RefusedReply)
         assert heard.text == f"job {name} is not {NOBODY}'s"
     assert job.status().code is None
-    assert f"JOB {name} " in site.lab.run("tmover", "status", "--state", site.state).stdout
+    assert f"JOB {name} " in site.lab.run("tmover", "status", env=site.everywhere).stdout
 
 
 def test_nobody_can_have_another_s_job_looked_after(site: Site, hers: User, alice: str) -> None:
