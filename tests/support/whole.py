@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import pwd
+import re
 import shutil
 import subprocess
 
@@ -12,6 +13,14 @@ from support.slurmjobs import HELD, ROOT, Cluster
 from tmover.controller.starter import Starter
 
 STARTS_S = 30.0
+UNIT = ROOT / "conf" / "tmover.service"
+
+
+def _capabilities() -> str:
+    """Return the capabilities that the unit leaves to the controller, as setpriv reads them."""
+    (line,) = re.findall("^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
+    names = [name.removeprefix("CAP_").lower() for name in line.split()]
+    return ",".join(["-all", *(f"+{name}" for name in names)])
 
 
 class Site:
@@ -41,9 +50,10 @@ class Site:
         }
 
     def argv(self, *, bind: str = "") -> list[str]:
-        """Return how the controller is started."""
+        """Return how the controller is started: with no more rights than the unit leaves it."""
         address = bind or f"tcp://{self.lab.address}:0"
         return [
+            *("setpriv", "--no-new-privs", "--bounding-set", _capabilities()),
             *("tmover", "--log-level", "INFO", "controller"),
             *("--state", str(self.state), "--bind", address),
         ]
