@@ -173,7 +173,7 @@ def test_a_job_is_its_owner_s_and_root_s_alone(site: Site, hers: User) -> None:
         assert isinstance(heard, wire.RefusedReply)
         assert heard.text == f"job {name} is not {NOBODY}'s"
     assert job.status().code is None
-    assert f"JOB {name} " in site.lab.run("tmover", "status", "--state", site.state).stdout
+    assert f"JOB {name} " in site.lab.run("tmover", "status", env=site.everywhere).stdout
 
 
 def test_nobody_can_have_another_s_job_looked_after(site: Site, hers: User, alice: str) -> None:

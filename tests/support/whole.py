@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import pwd
+import re
 import shutil
 import subprocess
 
@@ -12,6 +13,14 @@ from support.slurmjobs import HELD, ROOT, Cluster
 from tmover.controller.starter import Starter
 
 STARTS_S = 30.0
+UNIT = ROOT / "conf" / "tmover.service"
+
+
+def _capabilities() -> str:
+    """Return the capabilities that the unit leaves to the controller, as setpriv reads them."""
+    (line,) = re.findall("^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
+    names = [name.removeprefix("CAP_").lower() for name in line.split()]
+    return ",".join(["-all", *(f"+{name}" for name in names)])
 
 
 class Site:
@@ -27,6 +36,11 @@ class Site:
         self._started: list[subprocess.Popen[bytes]] = []
 
     @property
+    def everywhere(self) -> dict[str, str]:
+        """Return what tells all commands, also root's, of the controller."""
+        return {"TMOVER_CONFIG": str(self.config)}
+
+    @property
     def env(self) -> dict[str, str]:
         """Return what the controller is started with."""
         return {
@@ -36,9 +50,10 @@ class Site:
         }
 
     def argv(self, *, bind: str = "") -> list[str]:
-        """Return how the controller is started."""
+        """Return how the controller is started: with no more rights than the unit leaves it."""
         address = bind or f"tcp://{self.lab.address}:0"
         return [
+            *("setpriv", "--no-new-privs", "--bounding-set", _capabilities()),
             *("tmover", "--log-level", "INFO", "controller"),
             *("--state", str(self.state), "--bind", address),
         ]
@@ -89,7 +104,7 @@ class User(Cluster):
         super().__init__(site.lab, user=name)
         self.state = site.place(name)
         self.env = site.lab.env | {
-            "TMOVER_CONFIG": str(site.config),
+            **site.everywhere,
             "TMOVER_TRACE": str(self.trace),
             "OMP_NUM_THREADS": "1",
         }
