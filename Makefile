@@ -8,6 +8,11 @@ JOBS := tests/e2e tests/integration/local tests/integration/demo
 APART := $(JOBS) tests/slurm
 SLURM := slurmctld slurmd slurm-client munge iproute2
 
+# run the tests in $(1) beside those in $(2); show what the first said after the others
+beside = @$(PYTEST) $(1) -m 'not full' > .beside.log 2>&1 & first=$$!; \
+	  $(PYTEST) $(2) -m 'not full'; second=$$?; \
+	  wait $$first; first=$$?; cat .beside.log; rm -f .beside.log; exit $$((first | second))
+
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -46,13 +51,11 @@ unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
 test: install slurm ## Run every test that fits in eighteen minutes on two cores
-	@$(PYTEST) $(JOBS) -m 'not full' > .jobs.log 2>&1 & jobs=$$!; \
-	  $(PYTEST) tests $(APART:%=--ignore %) -m 'not full'; rest=$$?; \
-	  wait $$jobs; jobs=$$?; cat .jobs.log; rm -f .jobs.log; \
-	  $(PYTEST) tests/slurm -m 'not full'; exit $$((rest | jobs | $$?))
+	$(call beside,$(JOBS),tests $(APART:%=--ignore %))
+	$(call beside,tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
 test-slurm: install slurm ## Run the tests on a real Slurm, which they start and stop
-	$(PYTEST) tests/slurm -m 'not full'
+	$(call beside,tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
 test-full: install slurm ## Run all tests
 	$(PYTEST) tests

@@ -105,6 +105,7 @@ def test_a_user_s_job_lives_through_a_lost_node_as_the_user_s(
     assert hers.tmover("wait", job.id).returncode == 0
 
 
+@pytest.mark.full
 def test_a_drained_node_is_left_under_another_run_of_the_controller(
     site: Site, hers: User, undisturbed: Outcome
 ) -> None:
