@@ -107,6 +107,9 @@ class Errands:
             return self._end(effect) if isinstance(effect, EndNode) else Outcome.done()
         except (SchedulerError, ConfigError, OSError) as error:
             return Outcome.not_yet(str(error))
+        except Exception:  # it is asked again: nothing may be owed for ever without a word
+            logger.exception("could not ask for %s", effect)
+            return Outcome.not_yet("an internal error, see the log")
 
     def _order(self, effect: OrderNode) -> Outcome:
         node = self._scheduler.order(effect.job, effect.exclude)

@@ -153,20 +153,13 @@ def test_a_fence_and_an_order_do_not_wait_for_each_other() -> None:
     assert run(scheduler, ledger(ORDER, FENCE, ordered=1)) == [FENCE, ORDER]
 
 
-def test_a_call_that_breaks_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_our_own_is_logged_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = ScriptedScheduler()
-    scheduler.ends = [ZeroDivisionError()]
+    scheduler.ends = [ZeroDivisionError("ours"), None]
 
-    async def pursue() -> None:
-        errands = Errands(scheduler, again_s=0.001, post=lambda _: None)
-        errands.pursue(ledger(FENCE))
-        while "a call of the scheduler failed" not in caplog.text:
-            await asyncio.sleep(0.001)
-        await errands.close()
-
-    asyncio.run(pursue())
-
-    assert "ZeroDivisionError" in caplog.text
+    assert run(scheduler, ledger(FENCE)) == [FENCE]
+    assert "could not ask for EndNode" in caplog.text
+    assert "ZeroDivisionError: ours" in caplog.text
 
 
 # --- jobs in allocations --------------------------------------------------------------------------
