@@ -183,13 +183,19 @@ class Store:
         write_whole(file, msgspec.json.encode(value))
 
 
-def write_whole(file: pathlib.Path, data: bytes) -> None:
-    """Have the file hold this, for its owner only. Raises `SchedulerError` if it cannot."""
+def write_whole(file: pathlib.Path, data: bytes, *, is_durable: bool = False) -> None:
+    """Have the file hold this, for its owner only; if `is_durable`, whatever crashes after that.
+
+    Raises `SchedulerError` if it cannot.
+    """
     new = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as out:
             out.write(data)
+            if is_durable:
+                out.flush()
+                os.fsync(out.fileno())
         new.replace(file)
     except OSError as error:
         msg = f"cannot write {file}: {(error.strerror or str(error)).lower()}"

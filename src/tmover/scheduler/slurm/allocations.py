@@ -254,7 +254,8 @@ class SlurmAllocations:
         except OSError as error:
             msg = f"cannot make {self._directory}: {(error.strerror or str(error)).lower()}"
             raise SchedulerError(msg) from error
-        write_whole(self._file(job), msgspec.json.encode(kept))
+        # the journal, which is on disk whatever happens, names jobs that need this to be ended
+        write_whole(self._file(job), msgspec.json.encode(kept), is_durable=True)
 
     def _kept(self, job: str) -> Kept:
         try:
