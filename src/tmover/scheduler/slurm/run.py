@@ -6,9 +6,11 @@ import contextlib
 import os
 import pathlib
 import pwd
+import selectors
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +25,8 @@ STDIN = "/dev/stdin"
 """What a command is to read if it wants a file, and is given `Command.stdin`."""
 _OVERRIDES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
 """Variables that change what commands do; a job's own lead astray whoever asks about others."""
+MOST_BYTES = 64 * 1024 * 1024
+"""What a command may write; the whole queue of a large cluster is less."""
 _GRACE_S = 1.0
 """How long a command may take to end by itself at its deadline."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -76,9 +80,6 @@ def run_command(command: Command) -> Completed:
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
             start_new_session=True,
             **_become(identity),
         )
@@ -89,8 +90,7 @@ def run_command(command: Command) -> Completed:
         raise SchedulerError(msg) from error
     finally:
         os.close(given)
-    with process:
-        return _finish(process, command)
+    return _finish(process, command)
 
 
 def _open_text(text: str) -> int:
@@ -104,23 +104,62 @@ def _open_text(text: str) -> int:
     return fd
 
 
-def _finish(process: subprocess.Popen[str], command: Command) -> Completed:
+def _finish(process: subprocess.Popen[bytes], command: Command) -> Completed:
     """Wait for the end; at the deadline, end the command and everything it started."""
-    try:
-        out, err = process.communicate(timeout=command.timeout_s)
-    except subprocess.TimeoutExpired:
-        _signal(process, signal.SIGTERM)  # salloc takes its request back
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        _signal(process, signal.SIGKILL)
-        return Completed(code=process.wait(), timed_out=True)
-    except BaseException:
-        _signal(process, signal.SIGKILL)
-        raise
-    return Completed(code=process.returncode, out=out, err=err)
+    assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - pipes
+    with process.stdout as out, process.stderr as err:
+        try:
+            said = _hear(process, (out.fileno(), err.fileno()), command)
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGTERM)  # salloc takes its request back
+            _collect(process)
+            _signal(process, signal.SIGKILL)
+            _collect(process)  # what hangs in the kernel is not waited for
+            return Completed(code=-signal.SIGKILL, timed_out=True)
+        except BaseException:
+            _signal(process, signal.SIGKILL)
+            _collect(process)
+            raise
+    text = [part.decode(errors="replace") for part in said]
+    return Completed(code=process.returncode, out=text[0], err=text[1])
 
 
-def _signal(process: subprocess.Popen[str], number: int) -> None:
+def _hear(
+    process: subprocess.Popen[bytes], pipes: tuple[int, int], command: Command
+) -> list[bytearray]:
+    """Return what the command writes until its end: to stdout, and to stderr.
+
+    Raises `TimeoutExpired` at its deadline, `SchedulerError` if it does not stop writing: what a
+    user put in its way (PATH, LD_PRELOAD) must not fill the memory of the cluster's controller.
+    """
+    deadline = time.monotonic() + command.timeout_s
+    said = {fd: bytearray() for fd in pipes}
+    with selectors.DefaultSelector() as selector:
+        for fd in pipes:
+            selector.register(fd, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready or time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(command.argv, command.timeout_s)
+            for key, _ in ready:
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fd)
+                said[key.fd] += data
+            if sum(map(len, said.values())) > MOST_BYTES:
+                msg = f"{command.argv[0]} wrote more than {MOST_BYTES} bytes, and was ended"
+                raise SchedulerError(msg)
+    process.wait(max(0.0, deadline - time.monotonic()))
+    return list(said.values())
+
+
+def _collect(process: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for the end of the command."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     """Signal the command and what it started; its group has its pid, collected or not."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

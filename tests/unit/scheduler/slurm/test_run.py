@@ -40,6 +40,17 @@ def test_at_the_deadline_the_command_and_what_it_started_are_ended() -> None:
     assert marked("TMOVER_TEST_MARK", mark) == set()
 
 
+def test_a_command_that_does_not_stop_writing_is_ended() -> None:
+    with pytest.raises(SchedulerError, match=r"yes wrote more than \d+ bytes, and was ended"):
+        run_command(Command(argv=("yes",)))
+
+
+def test_a_command_that_closes_its_output_and_lives_on_has_the_same_deadline() -> None:
+    argv = ("sh", "-c", "exec >/dev/null 2>&1; sleep 300")
+
+    assert run_command(Command(argv=argv, timeout_s=0.2)).timed_out
+
+
 def test_a_command_that_is_not_installed_is_named() -> None:
     with pytest.raises(SchedulerError, match=r"cannot run no-such-command.*on the PATH"):
         run_command(Command(argv=("no-such-command",)))
