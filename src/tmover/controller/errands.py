@@ -84,6 +84,7 @@ class Errands:
                 break
             if text and text != trouble:
                 logger.warning("%s, asking again", text, extra={"job_id": effect.job})
+                ledger.note(f"{text}, asking again", time.time())
             trouble = text
             await asyncio.sleep(pause)
             pause = min(pause * 2, _AGAIN_MAX_S if text else _WAIT_MAX_S)

@@ -214,11 +214,16 @@ def test_what_only_takes_time_is_asked_again_without_a_word(
     assert caplog.text == ""
 
 
-def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    allocations = ScriptedAllocations()
+def test_the_same_trouble_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    allocations, book = ScriptedAllocations(), allocated(ORDER, ordered=1)
     allocations.outcomes = [AWAY, AWAY, ConfigError("no option"), Outcome.done()]
 
-    settle(allocated(ORDER, ordered=1), allocations=allocations)
+    settle(book, allocations=allocations)
+
+    assert [note.partition(" ")[2] for note in book.notes] == [
+        "slurmctld is away, asking again",
+        "no option, asking again",
+    ]
 
     assert [record.getMessage() for record in caplog.records] == [
         "slurmctld is away, asking again",
