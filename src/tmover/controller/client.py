@@ -39,6 +39,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     boot: str
     """Names one run of the controller."""
+    host: str = ""
+    """The machine whose `pid` it is; the file may lie where others see it, too."""
 
 
 class Connection(enum.Enum):

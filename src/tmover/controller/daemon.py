@@ -9,6 +9,7 @@ import os
 import pathlib
 import secrets
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -63,7 +64,9 @@ async def serve(
             scheduler=scheduler,
             allocations=allocations,
         )
-        address = Address(address=gate.address, pid=os.getpid(), boot=boot)
+        address = Address(
+            address=gate.address, pid=os.getpid(), boot=boot, host=socket.gethostname()
+        )
         announced = msgspec.json.encode(address) + b"\n"
         stack.callback(users.withdraw, ADDRESS_FILE, announced)
         users.announce(ADDRESS_FILE, announced)

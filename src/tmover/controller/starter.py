@@ -7,6 +7,7 @@ import fcntl
 import os
 import pathlib
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -57,9 +58,12 @@ class Starter:
     def running(self) -> ProcessId | None:
         """Return the controller's process, or None if none runs on this machine."""
         try:
-            return identify(read_address(self._state).pid)
+            address = read_address(self._state)
         except TmoverError:
             return None
+        if address.host not in ("", socket.gethostname()):
+            return None  # here, that number is some other process's
+        return identify(address.pid)
 
     def ensure(self) -> ProcessId | None:
         """Start one if none runs; return its process, or None if none had to be started.
