@@ -140,12 +140,14 @@ def trigger(lab: Lab) -> Iterator[pathlib.Path]:
     lab.run("strigger", "--clear", "--quiet", "--user=root", check=False)
 
 
-def test_strigger_tells_tmover_of_each_node_that_went_down(lab: Lab, trigger: pathlib.Path) -> None:
+def test_strigger_tells_tmover_of_all_nodes_that_went_down_at_once(
+    lab: Lab, trigger: pathlib.Path
+) -> None:
     lab.run("scontrol", "update", "NodeName=node[3,5]", "State=DOWN", "Reason=x")
 
     lab.wait(trigger.exists, 40, "tmover is asked")
-    lines = lab.wait(lambda: _lines(trigger, 2), 10, "it is asked for both nodes")
-    assert lines == [f"/there maintenance run --node {node}" for node in ("node3", "node5")]
+    (line,) = lab.wait(lambda: _lines(trigger, 1), 10, "it is asked once")
+    assert line == "/there maintenance run --wait 0 --node node[3,5]"
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
@@ -159,7 +161,7 @@ def test_a_template_is_accepted_and_holds_what_tmover_needs(
     text = template.read_text().replace("\\\n", "")
     assert "srun --no-kill --kill-on-bad-exit=0 --output=%x.%j.%N.log " in text
     assert "tmover run --nproc-per-node" in text
-    assert text.rstrip().endswith("\nexec tmover wait")
+    assert text.rstrip().endswith("\nexec tmover wait --srun $!")
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: str(path.relative_to(ROOT / "conf")))
