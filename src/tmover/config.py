@@ -172,24 +172,25 @@ def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = N
 
 
 def state_directory(
-    flag: pathlib.Path | None = None, environ: Mapping[str, str] | None = None
+    flag: pathlib.Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    configuration: Config | None = None,
 ) -> pathlib.Path:
     """Return where controller, keys and journal are kept.
 
     The flag, `TMOVER_STATE`, the user's directory at the cluster's controller, XDG, home, in this
-    order. Raises `ConfigError` if the configuration cannot be read.
+    order. The configuration is read if it is not given, which may raise `ConfigError`.
     """
     environ = os.environ if environ is None else environ
     if flag is not None:
         return flag.absolute()
     if environ.get("TMOVER_STATE"):
         return pathlib.Path(environ["TMOVER_STATE"]).absolute()
-    cluster = load(environ=environ).controller.state
-    if cluster and os.geteuid() == 0:
-        return pathlib.Path(cluster).absolute()
-    if cluster:
-        return pathlib.Path(cluster).absolute() / PLACES / user_name()
-    return own_state_directory(environ)
+    cluster = (configuration or load(environ=environ)).controller.state
+    if not cluster:
+        return own_state_directory(environ)
+    place = pathlib.Path(cluster).absolute()
+    return place if os.geteuid() == 0 else place / PLACES / user_name()
 
 
 def own_state_directory(environ: Mapping[str, str] | None = None) -> pathlib.Path:
@@ -201,12 +202,16 @@ def own_state_directory(environ: Mapping[str, str] | None = None) -> pathlib.Pat
 
 
 def slurm_job(id_: int, restarts: int = 0) -> str:
-    """Return our name of a job of Slurm: a requeued one is another job.
-
-    >>> slurm_job(1234), slurm_job(1234, 2)
-    ('slurm1234', 'slurm1234r2')
-    """
+    """Return our name of a job of Slurm: `slurm7`; `slurm7r2`, since a requeued one is another."""
     return f"slurm{id_}r{restarts}" if restarts else f"slurm{id_}"
+
+
+def own_job(environ: Mapping[str, str]) -> str | None:
+    """Return our name of the job that a process is of, None if it is of none."""
+    number = _number(environ, "SLURM_JOB_ID")
+    if environ.get("TMOVER_JOB") or number is None:
+        return _name(environ, "TMOVER_JOB") or None
+    return slurm_job(number, _number(environ, "SLURM_RESTART_COUNT") or 0)
 
 
 def is_slurm_job(name: str) -> bool:
@@ -230,29 +235,27 @@ class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, environ: Mapping[str, str] | None = None) -> AgentEnvironment:
         """Read it. Raises `ConfigError` naming the variable and what to do."""
         environ = os.environ if environ is None else environ
-        slurm_id = _number(environ, "SLURM_JOB_ID")
-        if not environ.get("TMOVER_JOB") and slurm_id is None:
+        job = own_job(environ)
+        if job is None:
             msg = (
                 "no job to join: neither TMOVER_JOB nor SLURM_JOB_ID is set; `tmover run` is "
                 "started by the scheduler, see `tmover submit --help`"
             )
             raise ConfigError(msg)
-        restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
         role = environ.get("TMOVER_ROLE", "member")
         if role not in {"member", "standby"}:
             msg = f"TMOVER_ROLE={role!r}: write member or standby"
             raise ConfigError(msg)
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        is_standby = role == "standby"
         slot = _number(environ, "TMOVER_SLOT")
-        if slot is None and slurm_id is not None and not is_standby:
+        if slot is None and environ.get("SLURM_JOB_ID") and role == "member":
             slot = _number(environ, "SLURM_PROCID")
         return cls(
             state=state_directory(environ=environ),
-            job=_name(environ, "TMOVER_JOB") or slurm_job(slurm_id or 0, restarts),
+            job=job,
             node=_name(environ, "TMOVER_NODE") or host,
             address=environ.get("TMOVER_ADDRESS", ""),
-            standby=is_standby,
+            standby=role == "standby",
             slot=slot,
         )
 

@@ -208,6 +208,30 @@ def test_the_cluster_s_controller_is_found_by_its_users(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({}, None),
+        ({"TMOVER_JOB": "3"}, "3"),
+        ({"TMOVER_JOB": "slurm7", "SLURM_JOB_ID": "8"}, "slurm7"),
+        ({"SLURM_JOB_ID": "17"}, "slurm17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, "slurm17r1"),
+    ],
+)
+def test_a_process_knows_its_job(environ: dict[str, str], job: str | None) -> None:
+    assert config.own_job(environ) == job
+
+
+def test_a_configuration_that_is_given_says_where_the_cluster_s_controller_is(
+    tmp_path: pathlib.Path,
+) -> None:
+    named = config.load(environ={"TMOVER_CONTROLLER_STATE": str(tmp_path)})
+
+    found = config.state_directory(None, {}, named)
+
+    assert found == config.state_directory(environ={"TMOVER_CONTROLLER_STATE": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
     ("environ", "job", "slot"),
     [
         ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "3"}, "slurm12", 3),

@@ -120,7 +120,7 @@ def describe(
         headless=headless,
         configuration=configuration,
         config=config,
-        state=state_directory(state),
+        state=state_directory(state, configuration=configuration),
     )
 
 

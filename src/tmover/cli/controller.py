@@ -40,7 +40,7 @@ def command(*, state: pathlib.Path | None, bind: str | None, config: pathlib.Pat
     if bind is not None:
         table = msgspec.structs.replace(configuration.controller, bind=bind)
         configuration = msgspec.structs.replace(configuration, controller=table)
-    directory = state_directory(state)
+    directory = state_directory(state, configuration=configuration)
     if is_anothers(directory):
         msg = (
             f"{directory} is for the cluster's controller, which its administrator starts; "

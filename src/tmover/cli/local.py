@@ -43,7 +43,7 @@ def run(
 
     if config is not None:
         spec = dataclasses.replace(spec, env={**spec.env, "TMOVER_CONFIG": str(config.absolute())})
-    directory = state_directory(state)
+    directory = state_directory(state, configuration=configuration)
     if state is None and is_anothers(directory):  # the cluster's controller cannot see these nodes
         directory = state = own_state_directory()
     with SignalPipe(_KILLING), LocalCluster(directory, configuration) as cluster:

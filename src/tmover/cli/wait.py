@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import click
 from tmover.cli.duration import duration
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
-from tmover.process import exit_status, identify, is_alive
+from tmover.process import SPARED, exit_status, identify, is_alive
 
 if TYPE_CHECKING:
     from tmover.wire import JobStatus
@@ -66,12 +67,13 @@ def command(
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
-    from tmover.config import load, state_directory
+    from tmover.config import load, own_job, state_directory
 
     def show(text: str) -> None:
         if sys.stdout.isatty():
             click.echo(plain(text))
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)  # of a headless job, it is in a job step
     name = job if job is not None else own_job(os.environ)
     unknown_s = load().agent.join_s if job is None and name is not None else 0.0
     lookout = Lookout(state_directory(state), name, patience_s, unknown_s=unknown_s)
@@ -81,22 +83,6 @@ def command(
     if srun is not None and code is not None:
         srun.see_off(load().agent.stop_s + _GOODBYE_S)
     sys.exit(TIMED_OUT if code is None else code)
-
-
-def own_job(environ: Mapping[str, str]) -> str | None:
-    """Return the job that this process is of, or None.
-
-    >>> own_job({"SLURM_JOB_ID": "17"}), own_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
-    ('slurm17', 'slurm17r1')
-    """
-    from tmover.config import slurm_job
-
-    if environ.get("TMOVER_JOB"):
-        return environ["TMOVER_JOB"]
-    number, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
-    if not number.isdecimal():
-        return None
-    return slurm_job(int(number), int(restarts) if restarts.isdecimal() else 0)
 
 
 def standby_node(environ: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -55,6 +56,28 @@ def test_it_ends_with_zero_once_training_is_done(own: Cast, waiting: list[Waitin
     own.until(waiting[0].ended, "the end of `tmover wait`")
 
     assert waiting[0].result() == (0, "")
+
+
+def test_a_signal_that_asks_the_job_for_a_checkpoint_does_not_end_it(
+    own: Cast, waiting: list[Waiting]
+) -> None:
+    job, agents = own.form(2)
+    waiting.append(Waiting(own, job))
+    own.until(lambda: blocks(waiting[0].process.pid, signal.SIGUSR1), "that it has started")
+
+    waiting[0].process.send_signal(signal.SIGUSR1)
+    for agent in agents:
+        agent.finish()
+    own.until(waiting[0].ended, "the end of `tmover wait`")
+
+    assert waiting[0].result() == (0, "")
+
+
+def blocks(pid: int, number: int) -> bool:
+    """Return whether the process has the signal blocked."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_it_ends_with_the_scripts_own_code(own: Cast, waiting: list[Waiting]) -> None:
