@@ -144,6 +144,14 @@ class Draft:
         self.arm(Wait.STANDBY, job.epoch)
         self.note(f"{short} more standby{'s' * (short > 1)} asked of the scheduler")
 
+    def count_unfit(self) -> None:
+        """Count a standby that is none for this job: of the same kind, not ever more are ordered."""
+        self.set(unfit=self.job.unfit + 1)
+        if self.job.unfit == UNFIT:
+            self.note(
+                f"{UNFIT} standbys in a row could not rehearse the script: none is ordered more"
+            )
+
     def end(self, code: int, reason: str) -> None:
         """End the job: every agent is told to stop."""
         for name in self.job.agents:

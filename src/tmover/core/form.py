@@ -55,6 +55,8 @@ def join(draft: Draft, event: Joined) -> None:
     if event.nproc != job.nproc:
         reason = f"{event.node} came with {event.nproc} workers, the job has {job.nproc} per node"
         _turn_away(draft, event, reason)
+        if event.standby:
+            draft.count_unfit()
         return
     if event.standby and any(agent.node == event.node for agent in job.agents.values()):
         _turn_away(draft, event, f"{event.node} carries a part of the job already: no standby")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmover.core.draft import RELEASED, UNFIT, Draft
+from tmover.core.draft import RELEASED, Draft
 from tmover.core.phase import Accusing, Armed, Move, Preparing, Reporting, Switching
 from tmover.core.roster import Agent, Farewell, Job, Schema, worker_of
 
@@ -113,6 +113,4 @@ def _check(draft: Draft, agent: Agent) -> None:
 
 def _let_go(draft: Draft, agent: Agent, farewell: Farewell) -> None:
     draft.dismiss(agent.name, farewell)
-    draft.set(unfit=draft.job.unfit + 1)
-    if draft.job.unfit == UNFIT:
-        draft.note(f"{UNFIT} standbys in a row could not rehearse the script: none is ordered more")
+    draft.count_unfit()

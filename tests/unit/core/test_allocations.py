@@ -15,7 +15,7 @@ from support.jobs import (
     requested,
     verified,
 )
-from tmover.core.draft import LEFT_S
+from tmover.core.draft import LEFT_S, UNFIT
 from tmover.core.events import (
     Action,
     ArmDeadline,
@@ -133,6 +133,16 @@ def test_a_standby_on_a_node_of_the_job_is_none_and_another_is_ordered() -> None
     why = "n1 carries a part of the job already: no standby"
     assert actions[0] == Stop(job="j", agent="s7", code=2, reason=why)
     assert orders(actions) == [order("n0", "n1", "n2")]
+
+
+def test_standbys_with_another_number_of_workers_are_not_ordered_for_ever() -> None:
+    story = kept(standbys=0).training()
+
+    for n in range(UNFIT):
+        assert story.job.ordered.nodes == 1
+        story.tell(Joined(job="j", agent=f"x{n}", node="n7", address="n7", nproc=9, standby=True))
+
+    assert story.job.ordered.nodes == 0
 
 
 def test_a_job_that_keeps_no_standbys_orders_none() -> None:
