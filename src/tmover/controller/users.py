@@ -61,7 +61,7 @@ class Users:
         """Remove a file from each user's directory, if it still holds what was announced."""
         for home, _ in self._homes.values():
             with contextlib.suppress(OSError):
-                if (home / file).read_bytes() == data:
+                if (home / file).stat().st_size == len(data) and (home / file).read_bytes() == data:
                     (home / file).unlink()
 
 
