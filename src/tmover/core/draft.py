@@ -145,7 +145,7 @@ class Draft:
         self.note(f"{short} more standby{'s' * (short > 1)} asked of the scheduler")
 
     def count_unfit(self) -> None:
-        """Count a standby that is none for this job: of the same kind, not ever more are ordered."""
+        """Count a standby that is none for this job; after some in a row none is ordered more."""
         self.set(unfit=self.job.unfit + 1)
         if self.job.unfit == UNFIT:
             self.note(
