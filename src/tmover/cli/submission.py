@@ -93,7 +93,8 @@ def _sbatch(job: BatchJob, client: SlurmClient) -> str:
 
 def _ensure_controller(job: BatchJob, client: SlurmClient) -> None:
     """Have a controller run that the job's nodes can reach."""
-    if is_anothers(job.state):
+    of_cluster = job.configuration.controller.state
+    if is_anothers(job.state) or (of_cluster and pathlib.Path(of_cluster) == job.state):
         _require_controller(job)
     else:
         _start_controller(job)
@@ -114,7 +115,7 @@ def _ensure_controller(job: BatchJob, client: SlurmClient) -> None:
 
 
 def _require_controller(job: BatchJob) -> None:
-    """See that the controller answers that somebody else runs, such as the cluster's."""
+    """See that the controller answers that something else starts, such as the cluster's."""
     try:
         ask(job.state, wire.StatusRequest(ended=0), job.configuration.controller.request_s)
     except ControllerUnavailable as error:

@@ -138,6 +138,10 @@ class AllocationWatch:
                 if not trouble:
                     logger.warning("Slurm did not answer, nothing is concluded: %s", error)
                 trouble = str(error)
+            except Exception as error:  # one job's trouble is not the others'
+                if str(error) != trouble:
+                    logger.exception("could not take in what Slurm said")
+                trouble = str(error)
             await asyncio.sleep(self._poll_s)
 
     async def _take(self, nodes: Iterable[NodeInfo], found: Iterable[Allocation]) -> None:

@@ -178,6 +178,18 @@ def test_a_slurm_that_does_not_answer_concludes_nothing_and_is_logged_once(
     assert watched.watch.seen("j") == found(Fate.RUNNING)
 
 
+def test_an_error_of_our_own_is_logged_once_and_ends_no_controller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours = ZeroDivisionError("ours")
+    watched = Watched(ScriptedAllocations(ours, ours, [found(Fate.RUNNING)]), empty())
+
+    watched.looks(5)
+
+    assert caplog.text.count("could not take in what Slurm said") == 1
+    assert watched.watch.seen("j") == found(Fate.RUNNING)
+
+
 def test_without_a_job_in_an_allocation_slurm_is_not_asked() -> None:
     watched = Watched(ScriptedAllocations([found(Fate.RUNNING)]), FORMED)
     job = watched.jobs.pop("j")
