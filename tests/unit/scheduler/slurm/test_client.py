@@ -133,9 +133,9 @@ def test_two_errors_about_the_same_are_told_in_the_same_words() -> None:
 def test_who_may_drain_a_node_is_not_said_to_be_a_job_s_owner() -> None:
     client = connect(failing("slurm_update error: Invalid user id"))
 
-    with pytest.raises(SlurmDenied, match="; ask an administrator$"):
+    with pytest.raises(SlurmDenied, match=r"; ask an administrator$"):
         client.drain("node1", "tmover:abcdef fan")
-    with pytest.raises(SlurmDenied, match="or the job's owner$"):
+    with pytest.raises(SlurmDenied, match=r"or the job's owner$"):
         client.cancel(["7"])
 
 
