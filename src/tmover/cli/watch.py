@@ -93,10 +93,11 @@ def _waits_for(status: JobStatus) -> str:
     """Return what a move that was asked for begins with."""
     standbys = ", ".join(f"{standby.node} {standby.state}" for standby in status.standbys)
     if status.phase != "training":
-        why = f"the job is {status.phase}"
+        text = f"the job is {status.phase}; the move begins when it trains and a standby is warm"
     else:
-        why = f"standby {standbys}" if standbys else "there is no standby"
-    return f"{why}; the move begins when one is warm, whether this command still runs or not"
+        text = f"standby {standbys}" if standbys else "there is no standby"
+        text += "; the move begins when one is warm"
+    return f"{text}, whether this command still runs or not"
 
 
 class JobWatch:
