@@ -47,7 +47,7 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
     else:
         click.echo("\n\n".join(render(one) for one in answer.jobs))
     if answer.scheduler and answer.jobs and not as_json:
-        click.echo(f"\n{answer.scheduler}")
+        click.echo(f"\n{plain(answer.scheduler)}")
     if answer.more and not as_json:
         click.echo(f"\n{answer.more} more have ended: `tmover status --all` shows them")
 

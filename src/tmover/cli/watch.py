@@ -72,18 +72,32 @@ class MoveWatch:
         leaves = move is not None and self._node in move.leaver.split(", ")
         if move is not None and leaves and (move.phase, move.epoch) != (self._phase, self._epoch):
             self._phase, self._epoch = move.phase, move.epoch
-            to = f" to {move.joiner} in epoch {move.epoch}" if move.epoch else " is to be left"
-            yield News(move.phase, self._node + to)
+            if move.epoch:
+                to = f" to {move.joiner} in epoch {move.epoch}"
+                yield News(move.phase, self._node + to)
+            else:
+                yield News("waiting", _waits_for(status))
         elif status.phase == "training" and (gave_up or self._epoch):
             self.is_over = True
             why = status.notes[-1] if status.notes else "see the controller's log"
             yield News("aborted", f"{self._node} stays where it is ({why})")
         elif not self._phase and status.phase == "training" and not status.standbys:
             self._phase = "waiting"
-            yield News("waiting", "there is no standby; the move begins when one is warm")
+            yield News("waiting", _waits_for(status))
 
     def _gave_up(self, note: str) -> bool:
         return f"moves of {self._node} failed" in note
+
+
+def _waits_for(status: JobStatus) -> str:
+    """Return what a move that was asked for begins with."""
+    standbys = ", ".join(f"{standby.node} {standby.state}" for standby in status.standbys)
+    if status.phase != "training":
+        text = f"the job is {status.phase}; the move begins when it trains and a standby is warm"
+    else:
+        text = f"standby {standbys}" if standbys else "there is no standby"
+        text += "; the move begins when one is warm"
+    return f"{text}, whether this command still runs or not"
 
 
 class JobWatch:

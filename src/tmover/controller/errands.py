@@ -12,9 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Hashable
 
+import msgspec
+
 from tmover.controller.desk import Ledger
 from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
+from tmover.core.draft import avoided
 from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.core.phase import Stage
 from tmover.errors import ConfigError, SchedulerError
@@ -51,6 +54,8 @@ class Errands:
         self._post = post
         self._busy: set[Hashable] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._troubles: dict[Hashable, tuple[str, str]] = {}
+        """The job, and why what is asked for it again and again has not succeeded yet."""
 
     def pursue(self, ledger: Ledger) -> None:
         """Begin what is left to do for the job."""
@@ -60,6 +65,10 @@ class Errands:
                 task = asyncio.ensure_future(self._run(ledger, effect))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
+
+    def troubles(self, job: str) -> tuple[str, ...]:
+        """Return what the scheduler does not do for a job, for as long as it does not."""
+        return tuple(text for whose, text in self._troubles.values() if whose == job)
 
     def settled(self, effect: Errand) -> None:
         """Note that the journal knows that `effect` is done, so that the next can begin."""
@@ -86,9 +95,19 @@ class Errands:
                 logger.warning("%s, asking again", text, extra={"job_id": effect.job})
                 ledger.note(f"{text}, asking again", time.time())
             trouble = text
+            self._trouble(effect, text)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _AGAIN_MAX_S if text else _WAIT_MAX_S)
+        self._trouble(effect, "")
         self._post(Settled(job=effect.job, effect=effect, note=note))
+
+    def _trouble(self, effect: Errand, text: str) -> None:
+        """Keep why the call has not succeeded, if there is a reason."""
+        if text:
+            what = "no standby ordered yet: " if isinstance(effect, OrderNode) else ""
+            self._troubles[_key(effect)] = (effect.job, f"{what}{text}, asking again")
+        else:
+            self._troubles.pop(_key(effect), None)
 
     async def _see_off(self, who: Who) -> None:
         """Wait until the agent is gone: its node is taken from it only after its workers' end."""
@@ -98,6 +117,9 @@ class Errands:
 
     def _try(self, ledger: Ledger, effect: Errand) -> Outcome:
         """Make the call, in a thread."""
+        if isinstance(effect, OrderNode):  # a node may be used again, or not any more, by now
+            exclude = avoided(ledger.job, time.time())
+            effect = msgspec.structs.replace(effect, exclude=exclude)
         try:
             if ledger.job.allocated:
                 if self._allocations is None:

@@ -99,7 +99,8 @@ def event(
     first, *more = [node for node in dict.fromkeys(asked) if node in nodes] or [""]
     if not first:
         named = ", ".join(asked)
-        msg = f"job {status.job} is not on {named}; it is on {', '.join(nodes) or 'no node'}"
+        where = ", ".join(nodes) or "no node yet: `tmover status` shows when it has started"
+        msg = f"job {status.job} is not on {named}; it is on {where}"
         raise Refused(msg)
     return MoveRequested(job=status.job, node=first, reason=request.reason, more=tuple(more))
 

@@ -106,6 +106,7 @@ class Controller:
             post=self.post,
             is_there=lambda who: self._presence.seen(who) is not None,
         )
+        self._views.troubles = self._errands.troubles
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._timers: dict[DeadlinePassed, asyncio.TimerHandle] = {}
         """By the event that each posts when it fires."""

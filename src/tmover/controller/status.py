@@ -25,6 +25,8 @@ class Views:
         self._presence = presence
         self.allocation: Callable[[str], Allocation | None] = lambda _: None
         """What the scheduler holds for a job, as far as it is known."""
+        self.troubles: Callable[[str], tuple[str, ...]] = lambda _: ()
+        """What the scheduler does not do for a job, for as long as it does not."""
         self.scheduler: Callable[[], str] = lambda: ""
         """How the scheduler is, in a few words."""
 
@@ -32,9 +34,8 @@ class Views:
         """Return the status of one job."""
         status = of(self._ledgers[job], self._presence)
         held = self.allocation(job)
-        if held is None:
-            return status
-        return msgspec.structs.replace(status, allocations=(held.text, *held.standbys))
+        shown = () if held is None else (held.text, *held.standbys)
+        return msgspec.structs.replace(status, allocations=(*shown, *self.troubles(job)))
 
     def reply(self, request: wire.StatusRequest, user: str = "") -> wire.AnyReply:
         """Return what is asked for, as far as it is the user's."""

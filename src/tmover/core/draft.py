@@ -135,11 +135,9 @@ class Draft:
         short = missing - job.ordered.nodes
         if short <= 0 or job.unfit >= UNFIT:
             return
-        used = {agent.node for agent in job.agents.values()}
-        left = {node for node, at in job.left.items() if self.at - at < LEFT_S}
-        exclude = tuple(sorted(used | left | job.requests.keys() | job.fenced))
         total = missing if job.allocated else 0
-        self.do(*[OrderNode(job=job.name, exclude=exclude, total=total)] * short)
+        order = OrderNode(job=job.name, exclude=avoided(job, self.at), total=total)
+        self.do(*[order] * short)
         self.set(ordered=Ordered(missing, job.epoch))
         self.arm(Wait.STANDBY, job.epoch)
         self.note(f"{short} more standby{'s' * (short > 1)} asked of the scheduler")
@@ -179,3 +177,10 @@ def welcome(job: Job, agent: Agent) -> Welcome:
         nproc=job.nproc,
         sandbox=agent.sandbox,
     )
+
+
+def avoided(job: Job, at: float) -> tuple[str, ...]:
+    """Return the nodes that a standby of `job`, if ordered at the time `at`, must not be on."""
+    used = {agent.node for agent in job.agents.values()}
+    left = {node for node, since in job.left.items() if at - since < LEFT_S}
+    return tuple(sorted(used | left | job.requests.keys() | job.fenced))

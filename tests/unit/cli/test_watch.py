@@ -105,12 +105,19 @@ def test_a_request_that_was_dropped_is_aborted_though_no_move_was_seen() -> None
     assert seen == ["note", "aborted"]
 
 
-def test_a_move_that_is_only_asked_for_names_no_joiner() -> None:
+def test_a_move_that_is_only_asked_for_says_what_it_waits_for() -> None:
     move = MoveStatus(phase="requested", leaver="node2", joiner="", epoch=0)
+    still = ", whether this command still runs or not"
+    then = f"; the move begins when one is warm{still}"
+    forming = f"the job is forming; the move begins when it trains and a standby is warm{still}"
+    rehearsing = (StandbyStatus(node="node3", agent="node3-a", state="building"),)
 
-    assert [*MoveWatch("node2", status()).look(status(phase="forming", move=move))] == [
-        News("requested", "node2 is to be left")
-    ]
+    def waits(**fields: Any) -> list[News]:
+        return [*MoveWatch("node2", status()).look(status(move=move, **fields))]
+
+    assert waits(phase="forming") == [News("waiting", forming)]
+    assert waits(standbys=()) == [News("waiting", f"there is no standby{then}")]
+    assert waits(standbys=rehearsing) == [News("waiting", f"standby node3 building{then}")]
 
 
 def test_without_a_standby_it_says_that_it_waits() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from support.schedulers import ScriptedAllocations, ScriptedScheduler
@@ -36,7 +37,8 @@ AWAY = SchedulerError("slurmctld is away")
 
 
 def ledger(*effects: Errand, ordered: int = 0) -> Ledger:
-    made = Ledger(Job(name="1", ordered=Ordered(ordered, 0)))
+    lost = frozenset({"node1", "node2"})
+    made = Ledger(Job(name="1", ordered=Ordered(ordered, 0), fenced=lost))
     made.effects = list(effects)
     return made
 
@@ -229,6 +231,45 @@ def test_the_same_trouble_is_told_once(caplog: pytest.LogCaptureFixture) -> None
         "slurmctld is away, asking again",
         "no option, asking again",
     ]
+
+
+def test_an_order_is_repeated_without_a_node_that_may_be_used_again() -> None:
+    book = allocated(ORDER, ordered=1)
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [Outcome.not_yet("no node fits"), Outcome.done()]
+    asked = allocations.carry_out
+
+    def carry_out(errand: Errand) -> Outcome:
+        outcome = asked(errand)
+        book.job = dataclasses.replace(book.job, fenced=frozenset({"node1"}))
+        return outcome
+
+    allocations.carry_out = carry_out  # type: ignore[method-assign]
+
+    assert [told.effect for told in settle(book, allocations=allocations)] == [ORDER]
+    assert allocations.errands == [ORDER, msgspec.structs.replace(ORDER, exclude=("node1",))]
+
+
+def test_what_the_scheduler_does_not_do_is_shown_until_it_does() -> None:
+    allocations = ScriptedAllocations()
+    allocations.outcomes = [Outcome.not_yet("no node fits")]
+
+    async def pursue() -> None:
+        queue: asyncio.Queue[Settled] = asyncio.Queue()
+        errands = Errands(
+            ScriptedScheduler(), allocations=allocations, again_s=0.001, post=queue.put_nowait
+        )
+        errands.pursue(allocated(ORDER, ordered=1))
+        while not errands.troubles("1"):
+            await asyncio.sleep(0.001)
+        assert errands.troubles("1") == ("no standby ordered yet: no node fits, asking again",)
+        assert errands.troubles("2") == ()
+        allocations.outcomes = [Outcome.done()]
+        await queue.get()
+        assert errands.troubles("1") == ()
+        await errands.close()
+
+    asyncio.run(asyncio.wait_for(pursue(), timeout=30))
 
 
 def test_a_node_is_given_back_once_its_agent_is_gone() -> None:

@@ -116,6 +116,13 @@ def test_a_node_of_another_job_is_refused() -> None:
         )
 
 
+def test_a_job_that_is_on_no_node_yet_says_how_to_see_when_it_is() -> None:
+    waiting = status.of(ledger("1", submitted("1")), Presence(5), 0)
+
+    with pytest.raises(Refused, match="it is on no node yet: `tmover status` shows when"):
+        requests.event(waiting, wire.MoveRequest(node="node1", reason="hot"))
+
+
 def test_a_job_that_has_ended_is_left_alone() -> None:
     with pytest.raises(Refused, match=r"^job 2 has ended: enough$"):
         requests.event(status.of(ENDED, Presence(5), 0), wire.CancelRequest(reason="again"))

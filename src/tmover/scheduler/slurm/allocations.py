@@ -136,8 +136,12 @@ class SlurmAllocations:
         self._poller.nudge()
 
     def load(self) -> str:
-        """Return how much slurmctld is asked, in a few words."""
-        return f"Slurm is asked {self._rpcs()} RPCs per minute"
+        """Return how much slurmctld is asked, and that it does not answer, in a few words."""
+        text = f"Slurm is asked {self._rpcs()} RPCs per minute"
+        trouble = self._poller.trouble()
+        if not trouble:
+            return text
+        return f"{text}; it does not answer, its jobs are shown as they were before: {trouble}"
 
     # --- what is to be done -----------------------------------------------------------------------
 

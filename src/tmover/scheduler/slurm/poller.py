@@ -62,6 +62,11 @@ class Poller:
             assert self._outcome is not None  # noqa: S101 - polling leaves one or the other
             raise self._outcome.with_traceback(None)
 
+    def trouble(self) -> str:
+        """Return why the last poll came to nothing, "" if it did not."""
+        outcome = self._outcome
+        return str(outcome) if isinstance(outcome, SchedulerError) else ""
+
     def nudge(self) -> None:
         """Have the next call ask Slurm, though never twice within a second."""
         self._is_nudged = True

@@ -18,12 +18,16 @@ _DENIED = re.compile(
     r"|Invalid account or account/partition combination|Protocol authentication error",
     re.IGNORECASE,
 )
+_SEPARATOR = re.compile(r"#[0-9a-f]{24}#")
+"""Made anew for each call: two errors about the same would differ by it."""
 _INDEX = "the DB index is being set"
 _NO_SUCH_NODE = "Invalid node name specified"
 _ADVICE = {
     "Invalid partition name": "`sinfo -s` lists the partitions",
     "invalid partition": "`sinfo -s` lists the partitions",
     "Requested reservation is invalid": "`scontrol show res` lists the reservations",
+    "Requested node configuration is not available": "no node that may be used has what is asked"
+    " for: `sinfo -N -l` lists the nodes, `squeue` who has them",
     "Job has already finished": "nothing is left to do for it",
     "Invalid job id specified": "it ended some time ago, or was never there: `squeue -t all`",
     "Invalid node name specified": "`sinfo -N` lists the nodes",
@@ -38,7 +42,9 @@ def refusal(command: Command, completed: Completed) -> SchedulerError:
     if _UNREACHABLE.search(words):
         return unreachable(command, words)
     if _DENIED.search(words):
-        return SlurmDenied(_line(command, words, "ask an administrator, or the job's owner"))
+        is_node = any(word.startswith("NodeName=") for word in command.argv)
+        who = "ask an administrator" if is_node else "ask an administrator, or the job's owner"
+        return SlurmDenied(_line(command, words, who))
     found = [advice for text, advice in _ADVICE.items() if text in words]
     return SlurmRefused(_line(command, words, *found[:1]))
 
@@ -91,6 +97,6 @@ def said(completed: Completed) -> str:
 
 def _line(command: Command, words: str, *advice: str) -> str:
     whose = f"as {command.user}, " if command.user else ""
-    shown = str(command)
+    shown = _SEPARATOR.sub("", str(command))
     shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
     return "; ".join([f"{whose}`{shown}`: {words}", *advice])

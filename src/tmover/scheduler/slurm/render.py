@@ -93,8 +93,18 @@ def step_argv(
     return [
         "srun", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap",
         "--no-kill", f"--job-name={name}", f"--chdir={cwd}", export,
-        f"--output={step_output(asked, node)}", *script,
+        f"--output={_named(step_output(asked, node), name)}", *script,
     ]  # fmt: skip
+
+
+def _named(pattern: str, name: str) -> str:
+    """Return the pattern with the job's name for `%x`; srun outside of the job writes `(null)`.
+
+    >>> _named("%x.%%x.%j", "gpt")
+    'gpt.%%x.%j'
+    """
+    put_in = {"%x": name.replace("%", "%%")}
+    return re.sub(r"%%|%x", lambda found: put_in.get(found[0], found[0]), pattern)
 
 
 def step_output(asked: Iterable[Option], node: str) -> str:

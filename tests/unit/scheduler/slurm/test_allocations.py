@@ -603,3 +603,22 @@ def test_standbys_are_told_of_whatever_became_of_the_main_allocation() -> None:
 
 def _with(**fields: object) -> JobInfo:
     return msgspec.structs.replace(JOB, **fields)
+
+
+def test_it_is_said_that_what_is_shown_is_old_while_slurm_does_not_answer(place: Place) -> None:
+    place.allocations.look(["slurm1"])
+    answering = place.allocations.load()
+
+    place.slurm.is_up = False
+    place.now += 60
+    with pytest.raises(SlurmUnreachable):
+        place.allocations.look(["slurm1"])
+
+    assert answering == "Slurm is asked 0 RPCs per minute"
+    silent = f"{answering}; it does not answer, its jobs are shown as they were before: "
+    assert place.allocations.load().startswith(silent)
+
+    place.slurm.is_up = True
+    place.now += 60
+    place.allocations.look(["slurm1"])
+    assert place.allocations.load() == answering

@@ -117,6 +117,28 @@ def test_nothing_else_is_run_while_slurmctld_does_not_answer_a_ping(ping: Comple
     assert not client.ping()
 
 
+def test_two_errors_about_the_same_are_told_in_the_same_words() -> None:
+    down = Completed(code=1, out="Slurmctld(primary) at vm is DOWN\n")
+    client = connect(Scripted(Completed(code=0), down))
+    errors = []
+    for _ in range(2):
+        with pytest.raises(SlurmUnreachable) as caught:
+            client.nodes()
+        errors.append(str(caught.value))
+
+    assert errors[0] == errors[1]
+    assert "#" not in errors[0]
+
+
+def test_who_may_drain_a_node_is_not_said_to_be_a_job_s_owner() -> None:
+    client = connect(failing("slurm_update error: Invalid user id"))
+
+    with pytest.raises(SlurmDenied, match=r"; ask an administrator$"):
+        client.drain("node1", "tmover:abcdef fan")
+    with pytest.raises(SlurmDenied, match=r"or the job's owner$"):
+        client.cancel(["7"])
+
+
 def test_the_gate_is_passed_once_for_what_is_asked_in_a_row() -> None:
     run = Scripted(Completed(code=0))
     client = connect(run)

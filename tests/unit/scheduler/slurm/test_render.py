@@ -58,6 +58,13 @@ def test_commands_are_as_they_were(name: str) -> None:
     assert shown == (GOLDEN / f"{name}.txt").read_text()
 
 
+def test_a_step_of_a_held_job_writes_the_job_s_name_into_its_output_s() -> None:
+    asked = sbatch.read(["--output=%x.%%x.%j.log"])[0]
+    argv = render.step_argv("7", "n1", ["s"], name="50% gpt", cwd="/", asked=asked)
+
+    assert "--output=50%% gpt.%%x.%j.log.n1" in argv
+
+
 def test_the_script_of_a_standby_asks_for_nothing() -> None:
     mute = render.standby_script(SCRIPT)
 
