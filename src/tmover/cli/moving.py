@@ -65,7 +65,10 @@ class JobMoves:
             found |= dict.fromkeys(watch.look(status))
             if watch.is_over:
                 self._nodes.remove(node)
-                self.failed |= set() if watch.is_done else {node}
+                is_left = (
+                    watch.is_done or status.code is not None
+                )  # a job that has ended is nowhere
+                self.failed |= set() if is_left else {node}
         return sorted(found, key=lambda news: news.phase != NOTE)
 
 

@@ -26,6 +26,8 @@ from tmover.scheduler.interface import Allocations, Outcome, Scheduler
 logger = logging.getLogger(__name__)
 
 _AGAIN_MAX_S = 30.0
+_ORDER_AGAIN_MAX_S = 300.0
+"""An order that Slurm refuses leaves a failed job behind each time."""
 _WAIT_MAX_S = 5.0
 """The longest pause while nothing is wrong: what ends by itself is not asked for every moment."""
 _GOODBYE_S = 30.0
@@ -96,10 +98,25 @@ class Errands:
                 ledger.note(f"{text}, asking again", time.time())
             trouble = text
             self._trouble(effect, text)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _AGAIN_MAX_S if text else _WAIT_MAX_S)
+            if await self._wait(ledger, effect, pause):
+                pause = self._again_s
+                continue
+            longest = _ORDER_AGAIN_MAX_S if isinstance(effect, OrderNode) else _AGAIN_MAX_S
+            pause = min(pause * 2, longest if text else _WAIT_MAX_S)
         self._trouble(effect, "")
         self._post(Settled(job=effect.job, effect=effect, note=note))
+
+    async def _wait(self, ledger: Ledger, effect: Errand, pause_s: float) -> bool:
+        """Wait before the call is made again; return at once, and True, if it is another by now."""
+        if not isinstance(effect, OrderNode):
+            await asyncio.sleep(pause_s)
+            return False
+        before, until = avoided(ledger.job, time.time()), time.monotonic() + pause_s
+        while (left := until - time.monotonic()) > 0:
+            if avoided(ledger.job, time.time()) != before or not _is_wanted(ledger, effect):
+                return True
+            await asyncio.sleep(min(left, self._again_s))
+        return False
 
     def _trouble(self, effect: Errand, text: str) -> None:
         """Keep why the call has not succeeded, if there is a reason."""

@@ -250,6 +250,19 @@ def test_an_order_is_repeated_without_a_node_that_may_be_used_again() -> None:
     assert allocations.errands == [ORDER, msgspec.structs.replace(ORDER, exclude=("node1",))]
 
 
+def test_an_order_that_is_another_by_now_is_not_put_off() -> None:
+    book = allocated(ORDER, ordered=1)
+
+    async def wait() -> bool:
+        errands = Errands(ScriptedScheduler(), again_s=0.001, post=lambda _: None)
+        waiting = asyncio.ensure_future(errands._wait(book, ORDER, 3600.0))
+        await asyncio.sleep(0)
+        book.job = dataclasses.replace(book.job, fenced=frozenset({"node1"}))
+        return await asyncio.wait_for(waiting, timeout=30)
+
+    assert asyncio.run(wait())
+
+
 def test_what_the_scheduler_does_not_do_is_shown_until_it_does() -> None:
     allocations = ScriptedAllocations()
     allocations.outcomes = [Outcome.not_yet("no node fits")]
