@@ -67,7 +67,7 @@ class JobMoves:
                 self._nodes.remove(node)
                 is_left = (
                     watch.is_done or status.code is not None
-                )  # a job that has ended is nowhere
+                )  # ended, it is nowhere
                 self.failed |= set() if is_left else {node}
         return sorted(found, key=lambda news: news.phase != NOTE)
 
