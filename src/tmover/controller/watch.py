@@ -147,13 +147,23 @@ class AllocationWatch:
         for name, one in self._seen.items():
             if one.fate is Fate.MISSING:
                 self._missed[name] = before.get(name, _Missed()).again(one.at)
-            if one.fate is Fate.REQUEUED and not await self._begin_anew(name):
-                continue
             job = self._live().get(name)
+            if job is not None and one.fate is Fate.REQUEUED:
+                lives_on = lives_elsewhere(job, one)
+                if not await (self._forsake(name) if lives_on else self._begin_anew(name)):
+                    continue
             missed = self._missed.get(name, _Missed()).times
             end = None if job is None else verdict(job, one, missed=missed)
             if end is not None:
                 self._post(end)
+
+    async def _forsake(self, name: str) -> bool:
+        """Have the scheduler end a main allocation that it has requeued without need."""
+        try:
+            await asyncio.to_thread(self._allocations.forsake, name)
+        except (SchedulerError, ConfigError, OSError) as error:
+            logger.warning("%s, asking again", error, extra={"job_id": name})
+        return False
 
     async def _begin_anew(self, name: str) -> bool:
         """Begin a requeued job's next incarnation; return whether the old one may end now."""
@@ -185,11 +195,17 @@ class _Missed(NamedTuple):
         return self if at == self.at else _Missed(self.times + 1, at)
 
 
+def lives_elsewhere(job: Job, found: Allocation) -> bool:
+    """Return whether every slot is held on a node that the main allocation does not have."""
+    seated = [job.agents[name].node for name in job.slots if job.is_alive(name)]
+    return len(seated) == len(job.slots) and set(seated) <= set(found.standby_nodes)
+
+
 def verdict(job: Job, found: Allocation, *, missed: int = 0) -> CancelRequested | None:
     """Return the end of a job that its main allocation's fate means, None if it means none.
 
     An allocation that has ended by itself ends the job only if no slot is held any more: ranks that
-    have moved to other allocations train on.
+    have moved to other allocations train on. Slurm requeues one whose last node it has given up.
     """
     if found.fate is Fate.REQUEUED:
         return CancelRequested(job=job.name, reason=f"{found.text}: it begins anew", code=CANCELLED)

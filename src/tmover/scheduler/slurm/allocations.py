@@ -105,6 +105,17 @@ class SlurmAllocations:
         self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
         return name
 
+    def forsake(self, job: str) -> None:
+        """Cancel what Slurm has requeued: the job lives on its standbys' nodes."""
+        kept = self._kept(job)
+        client = self._client_of(kept.owner)
+        main = _main(kept, client.jobs({kept.owner}))
+        if main is not None and _is_there(main) and main.restarts > kept.restarts:
+            client.cancel([main.id])
+            text = f"Slurm job {main.id} was requeued without need, and is cancelled"
+            logger.warning("job %s: %s", job, text, extra={"job_id": job})
+            self._poller.nudge()
+
     # --- what is known ----------------------------------------------------------------------------
 
     def nodes(self) -> list[NodeInfo]:
@@ -220,8 +231,10 @@ class SlurmAllocations:
         jobs = client.jobs({kept.owner})
         main = _main(kept, jobs)
         left = _standbys(end.job, kept, jobs)
-        if main is not None and _is_there(main) and main.restarts == kept.restarts:
-            left.append(main)
+        if main is not None and _is_there(main):
+            later = range(kept.restarts + 1, main.restarts + 1)
+            if not any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later):
+                left.append(main)  # else another incarnation has it
         return self._cancel(client, end.job, left, at_once=False)
 
     def _cancel(
@@ -268,12 +281,10 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) 
     jobs = [info for info in jobs if info.user == kept.owner]
     main = _main(kept, jobs)
     id_ = kept.spec.id
-    standbys = tuple(_words(one, "standby job") for one in _standbys(job, kept, jobs))
+    others = _standbys(job, kept, jobs)
     if main is None:
-        text = f"Slurm does not know job {id_} any more"
-        return Allocation(job=job, fate=Fate.MISSING, text=text, standbys=standbys, at=at)
-    text = _words(main, "Slurm job")
-    if main.restarts > kept.restarts:
+        fate, text = Fate.MISSING, f"Slurm does not know job {id_} any more"
+    elif main.restarts > kept.restarts:
         fate, text = Fate.REQUEUED, f"Slurm has requeued job {id_}"
     elif main.state in _STOPPED:
         fate, text = Fate.STOPPED, _ENDS.get(main.state, "Slurm job {} was ended").format(id_)
@@ -281,7 +292,15 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) 
         fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
     else:
         fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
-    return Allocation(job=job, fate=fate, text=text, standbys=standbys, at=at)
+        text = _words(main, "Slurm job")
+    return Allocation(
+        job=job,
+        fate=fate,
+        text=text,
+        standbys=tuple(_words(one, "standby job") for one in others),
+        standby_nodes=tuple(node for one in others for node in one.nodes),
+        at=at,
+    )
 
 
 _ENDS: Mapping[JobState, str] = {

@@ -434,6 +434,7 @@ def test_a_job_that_slurm_cleans_up_behind_is_not_waited_for(place: Place) -> No
 def test_the_end_of_a_job_is_not_that_of_its_next_incarnation(place: Place) -> None:
     left = standby(place.slurm)
     place.slurm.jobs["1"].restarts = 1
+    place.allocations.succeed("slurm1")
     place.end()
     place.now += END_S + 1
     place.end()
@@ -497,6 +498,33 @@ def test_the_next_incarnation_is_adopted_as_often_as_is_asked(place: Place) -> N
     fates = {one.job: one.fate for one in place.allocations.look(["slurm1", "slurm1r1"])}
     assert fates == {"slurm1": Fate.REQUEUED, "slurm1r1": Fate.RUNNING}
     assert (place.directory / "slurm1r1.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_requeued_without_need_is_cancelled(place: Place) -> None:
+    place.slurm.jobs["1"].restarts = 1
+    waits = standby(place.slurm)
+
+    place.allocations.forsake("slurm1")
+
+    assert place.slurm.jobs["1"].state == "CANCELLED"
+    assert waits.state == "RUNNING"
+    assert not place.allocations._file("slurm1r1").exists()
+
+
+def test_what_was_not_requeued_is_not_forsaken(place: Place) -> None:
+    place.allocations.forsake("slurm1")
+
+    assert place.slurm.jobs["1"].state == "RUNNING"
+
+
+def test_the_end_of_a_job_is_that_of_an_incarnation_that_nobody_has_adopted(place: Place) -> None:
+    place.slurm.jobs["1"].restarts = 1
+
+    place.end()
+    place.now += END_S + 1
+    place.end()
+
+    assert place.slurm.jobs["1"].state == "CANCELLED"
 
 
 def test_incarnations_that_nobody_saw_are_left_out(place: Place) -> None:
@@ -590,6 +618,9 @@ def test_standbys_are_told_of_whatever_became_of_the_main_allocation() -> None:
     found = describe("slurm1", KEPT, [held, over, other])
 
     assert found.standbys == ("standby job 2 PENDING (Resources)",)
+    assert found.standby_nodes == ()
+    starts = _with(id="5", comment="tmover:slurm1", nodes=("n7",))
+    assert describe("slurm1", KEPT, [held, starts]).standby_nodes == ("n7",)
 
 
 def _with(**fields: object) -> JobInfo:
