@@ -114,9 +114,11 @@ class Background:
     """A process that the shell before this one has started, and that may be this one's child."""
 
     def __init__(self, pid: int) -> None:
-        self._process = identify(pid)
+        self._process = identify(pid, ended=True)
         self._code = 1
         """How it ended; 1 if that is not known any more."""
+        self.has_exited = False
+        """Whether it ended by itself, not by a signal: then its job step has ended, too."""
 
     def has_ended(self) -> bool:
         """Return whether it runs no more."""
@@ -125,6 +127,7 @@ class Background:
         code = exit_status(self._process)
         if code is not None:
             self._code = code
+            self.has_exited = code >= 0
         if code is not None or not is_alive(self._process):
             self._process = None
         return self._process is None
@@ -205,8 +208,8 @@ def wait(
 ) -> int | None:
     """Return the exit code of the job once it has ended, or None if that takes too long.
 
-    With `node`, 0 as soon as the job is not there. With `srun`, how that ended if the job is
-    nowhere after its end.
+    With `node`, 0 as soon as the job is not there, or `srun` says that it is only in another job
+    of Slurm. With `srun`, how that ended if the job is nowhere after its end.
     """
     from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
@@ -221,7 +224,8 @@ def wait(
         if status is not None and status.code is not None:
             return exit_code(status.code)
         held = set[str]() if status is None else held_nodes(status)
-        if status is not None and is_over and node is not None and node not in held:
+        is_elsewhere = node not in held or (srun is not None and srun.has_exited)
+        if status is not None and is_over and node is not None and is_elsewhere:
             return 0
         if status is not None and is_over and srun is not None and not held:
             return srun.code

@@ -149,6 +149,24 @@ def test_a_standby_is_not_over_before_its_srun_is(own: Cast, waiting: list[Waiti
     assert waiting[0].result() == (0, "")
 
 
+def test_two_standbys_on_one_node_do_not_wait_for_each_other(
+    own: Cast, waiting: list[Waiting]
+) -> None:
+    job, _ = own.form(1, standbys=1)
+    role = {"TMOVER_JOB": job, "TMOVER_ROLE": "standby", "SLURMD_NODENAME": "node2"}
+    killed, turned_away = subprocess.Popen(["cat"], stdin=-1), subprocess.Popen(["false"])
+    with killed, turned_away:
+        killed.kill()
+        before = _asked(own)
+        waiting.append(Waiting(own, "--srun", str(killed.pid), environ=role))
+        own.until(lambda: _asked(own) > before + 1, "its questions")
+        waiting.append(Waiting(own, "--srun", str(turned_away.pid), environ=role))
+        own.until(waiting[1].ended, "the end of the one that was turned away")
+        assert not waiting[0].ended(), "without its srun the job step may go on"
+
+    assert waiting[1].result() == (0, "")
+
+
 def test_sigterm_ends_it_at_once(own: Cast, waiting: list[Waiting]) -> None:
     job, _ = own.form(1)
     before = _asked(own)
