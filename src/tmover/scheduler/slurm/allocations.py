@@ -175,8 +175,9 @@ class SlurmAllocations:
         if len(on_order) >= order.total:
             return Outcome.done()
         spec = kept.spec
+        taken = {*order.exclude, *(node for one in held for node in one.nodes)}
         options = standby_options(
-            spec.options, self._standby, job=order.job, name=spec.name, exclude=order.exclude
+            spec.options, self._standby, job=order.job, name=spec.name, exclude=sorted(taken)
         )
         state = spec.env.get("TMOVER_STATE", str(self._directory.parent))
         made = client.submit(

@@ -174,6 +174,16 @@ def test_two_orders_are_two_standbys(place: Place) -> None:
     assert [job.nodes for job in place.standbys()] == [["node4"], ["node5"]]
 
 
+def test_a_standby_is_not_sought_where_another_has_just_started(place: Place) -> None:
+    place.order("n1", total=2)
+    first = place.standbys()[0].nodes
+
+    place.order("n1", total=2)
+
+    asked = next(w for w in place.commands("sbatch")[-1].argv if w.startswith("--exclude="))
+    assert asked == f"--exclude=n1,{first[0]},node9"
+
+
 def test_a_standby_that_waits_for_a_node_is_on_order(place: Place) -> None:
     standby(place.slurm).is_held = True
     place.slurm.jobs["2"].state, place.slurm.jobs["2"].nodes = "PENDING", []
