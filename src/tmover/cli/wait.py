@@ -62,7 +62,7 @@ def command(
     a standby's script it ends with 0 as soon as the job is not on this node.
 
     An srun that was not told of a lost node waits for it: start it in the background, and then
-    `exec tmover wait --srun $!`.
+    `exec tmover wait --srun $!`. As long as that runs, the controller may be away for any time.
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
@@ -213,12 +213,18 @@ def wait(
     """
     from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
+    from tmover.errors import ConfigError, ControllerUnavailable
 
     watch = JobWatch()
     until = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         is_over = srun is None or srun.has_ended()  # before the look: then all have joined who will
-        status = look()
+        try:
+            status = look()
+        except (ControllerUnavailable, ConfigError):
+            if is_over:
+                raise
+            status = None  # ranks that train do without a controller: Slurm must not end them
         for news in () if status is None else watch.look(status):
             show(str(news))
         if status is not None and status.code is not None:

@@ -12,8 +12,10 @@ import pytest
 
 from support.scripted import Cast, wait_for
 from tmover import wire
+from tmover.cli.wait import Background, wait
 from tmover.controller.client import ask
 from tmover.core.events import Exited
+from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
 
 
 class Waiting:
@@ -110,6 +112,24 @@ def test_a_controller_that_stays_away_is_not_waited_for_for_ever(
     assert code == 4
     assert output.startswith("error: no controller runs on ")
     assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ControllerUnavailable("away"), ConfigError("unreadable")])
+def test_a_job_whose_srun_runs_outlives_any_absence_of_the_controller(error: TmoverError) -> None:
+    looks = 0
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as srun:
+
+        def look() -> wire.JobStatus | None:
+            nonlocal looks
+            looks += 1
+            if looks == 5:
+                srun.communicate()
+            raise error
+
+        with pytest.raises(type(error)):
+            wait(look, srun=Background(srun.pid), poll_s=0.001)
+
+    assert looks == 6
 
 
 def test_time_can_be_over(cast: Cast) -> None:
