@@ -328,7 +328,7 @@ def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
 def _standbys(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> list[JobInfo]:
     """Return the standby jobs of `job` that have not ended; anybody may write its comment."""
     ours = [info for info in jobs if info.comment == tag(job) and info.user == kept.owner]
-    return [info for info in ours if _is_there(info)]
+    return [info for info in ours if _is_there(info) and info.id != str(kept.spec.id)]
 
 
 def _is_there(info: JobInfo) -> bool:

@@ -327,6 +327,17 @@ def test_a_node_of_the_next_incarnation_is_not_taken_for_the_last_one(place: Pla
     assert place.slurm.jobs["1"].nodes == ["node1", "node2", "node3"]
 
 
+def test_a_job_that_is_called_its_own_standby_is_none(place: Place) -> None:
+    place.slurm.jobs["1"].comment = "tmover:slurm1"
+
+    place.fence("node2")
+
+    assert (place.slurm.jobs["1"].state, place.slurm.jobs["1"].nodes) == (
+        "RUNNING",
+        ["node1", "node3"],
+    )
+
+
 def test_a_sick_standby_s_own_job_is_cancelled_at_once(place: Place) -> None:
     job = standby(place.slurm)
 
