@@ -11,8 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from tmover.controller.orders import Orders
 from tmover.controller.presence import Who
-from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, NodeLost
+from tmover.core.events import (
+    CANCELLED,
+    AnyEvent,
+    CancelRequested,
+    MoveRequested,
+    NodeLost,
+)
 from tmover.core.roster import Job
 from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocation, Allocations, Fate, NodeInfo, NodeState
@@ -106,6 +113,7 @@ class AllocationWatch:
         self._post = post
         self._requeued = requeued
         self._missed: dict[str, _Missed] = {}
+        self._orders = Orders()
         self._seen: dict[str, Allocation] = {}
         self._trouble: dict[str, str] = {}
         """Why a requeued job could not begin anew."""
@@ -148,22 +156,32 @@ class AllocationWatch:
             if one.fate is Fate.MISSING:
                 self._missed[name] = before.get(name, _Missed()).again(one.at)
             job = self._live().get(name)
-            if job is not None and one.fate is Fate.REQUEUED:
-                lives_on = lives_elsewhere(job, one)
-                if not await (self._forsake(name) if lives_on else self._begin_anew(name)):
-                    continue
-            missed = self._missed.get(name, _Missed()).times
-            end = None if job is None else verdict(job, one, missed=missed)
-            if end is not None:
-                self._post(end)
+            follows = None if job is None else await self._make_of(job, one)
+            if follows is not None:
+                self._post(follows)
+        self._orders.forget({*self._live()})
 
-    async def _forsake(self, name: str) -> bool:
+    async def _make_of(self, job: Job, one: Allocation) -> AnyEvent | None:
+        """Return what follows for a job from what is held for it."""
+        end = None
+        if one.fate is Fate.REQUEUED and lives_elsewhere(job, one):
+            await self._forsake(job.name)
+        elif one.fate is not Fate.REQUEUED or await self._begin_anew(job.name):
+            end = verdict(job, one, missed=self._missed.get(job.name, _Missed()).times)
+        if end is not None:
+            return end
+        gone = self._orders.look(job, one)
+        if gone is not None:
+            text = "a standby of job %s is gone before it has joined: it is ordered anew"
+            logger.warning(text, job.name, extra={"job_id": job.name})
+        return gone
+
+    async def _forsake(self, name: str) -> None:
         """Have the scheduler end a main allocation that it has requeued without need."""
         try:
             await asyncio.to_thread(self._allocations.forsake, name)
         except (SchedulerError, ConfigError, OSError) as error:
             logger.warning("%s, asking again", error, extra={"job_id": name})
-        return False
 
     async def _begin_anew(self, name: str) -> bool:
         """Begin a requeued job's next incarnation; return whether the old one may end now."""

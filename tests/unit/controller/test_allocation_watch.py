@@ -15,7 +15,15 @@ from support.jobs import Story, expired
 from support.schedulers import ScriptedAllocations, ScriptedScheduler
 from tmover.controller.presence import Presence, Who
 from tmover.controller.watch import AllocationWatch, Watch, lives_elsewhere, verdict
-from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, Submitted
+from tmover.core.events import (
+    CANCELLED,
+    AnyEvent,
+    CancelRequested,
+    DeadlinePassed,
+    MoveRequested,
+    Submitted,
+    Wait,
+)
 from tmover.core.job import Job
 from tmover.errors import ConfigError, SchedulerError, SlurmUnreachable
 from tmover.scheduler.interface import Allocation, Fate, NodeInfo, NodeState
@@ -159,7 +167,19 @@ def test_a_job_that_is_seen_in_between_is_not_missing() -> None:
 
     watched.looks(10)
 
-    assert watched.posted == []
+    assert not any(isinstance(event, CancelRequested) for event in watched.posted)
+
+
+def test_a_standby_that_is_gone_before_it_has_joined_is_ordered_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks = [[found(Fate.RUNNING, at=float(at))] for at in range(4)]
+    watched = Watched(ScriptedAllocations(*looks), empty())
+
+    watched.looks(10)
+
+    assert watched.posted == [DeadlinePassed(job="j", wait=Wait.STANDBY, epoch=1)]
+    assert "a standby of job j is gone before it has joined: it is ordered anew" in caplog.text
 
 
 def test_a_slurm_that_does_not_answer_concludes_nothing_and_is_logged_once(
