@@ -56,10 +56,13 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def identify(pid: int) -> ProcessId | None:
-    """Return who runs under `pid` now, or None if nobody does."""
+def identify(pid: int, *, ended: bool = False) -> ProcessId | None:
+    """Return who runs under `pid` now, or None if nobody does.
+
+    With `ended`, also who has ended and was not collected yet.
+    """
     stat = _stat(pid)
-    if stat is None or stat[0] in "ZX":
+    if stat is None or (stat[0] in "ZX" and not ended):
         return None
     return ProcessId(pid, int(stat[19]))
 

@@ -62,6 +62,8 @@ class ScriptedAllocations:
         self.outcomes: list[Outcome | Exception] = [Outcome.done()]
         self.errands: list[Errand] = []
         self.adopted: list[tuple[str, str, wire.SlurmSpec]] = []
+        self.forsaking: list[Exception | None] = [None]
+        self.forsaken: list[str] = []
         self.nudges = 0
         self.looked = 0
         self.threads: list[threading.Thread] = []
@@ -77,6 +79,11 @@ class ScriptedAllocations:
     def succeed(self, job: str) -> str:
         self.threads.append(threading.current_thread())
         return said(self.successors)
+
+    def forsake(self, job: str) -> None:
+        self.threads.append(threading.current_thread())
+        said(self.forsaking)
+        self.forsaken.append(job)
 
     def nodes(self) -> list[NodeInfo]:
         return self.shown

@@ -65,9 +65,7 @@ class JobMoves:
             found |= dict.fromkeys(watch.look(status))
             if watch.is_over:
                 self._nodes.remove(node)
-                is_left = (
-                    watch.is_done or status.code is not None
-                )  # ended, it is nowhere
+                is_left = watch.is_done or status.code is not None  # ended, it is nowhere
                 self.failed |= set() if is_left else {node}
         return sorted(found, key=lambda news: news.phase != NOTE)
 

@@ -63,7 +63,7 @@ def command(
     a standby's script it ends with 0 as soon as the job is not on this node.
 
     An srun that was not told of a lost node waits for it: start it in the background, and then
-    `exec tmover wait --srun $!`.
+    `exec tmover wait --srun $!`. As long as that runs, the controller may be away for any time.
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
@@ -100,9 +100,11 @@ class Background:
     """A process that the shell before this one has started, and that may be this one's child."""
 
     def __init__(self, pid: int) -> None:
-        self._process = identify(pid)
+        self._process = identify(pid, ended=True)
         self._code = 1
         """How it ended; 1 if that is not known any more."""
+        self.has_exited = False
+        """Whether it ended by itself, not by a signal: then its job step has ended, too."""
 
     def has_ended(self) -> bool:
         """Return whether it runs no more."""
@@ -111,6 +113,7 @@ class Background:
         code = exit_status(self._process)
         if code is not None:
             self._code = code
+            self.has_exited = code >= 0
         if code is not None or not is_alive(self._process):
             self._process = None
         return self._process is None
@@ -191,23 +194,30 @@ def wait(
 ) -> int | None:
     """Return the exit code of the job once it has ended, or None if that takes too long.
 
-    With `node`, 0 as soon as the job is not there. With `srun`, how that ended if the job is
-    nowhere after its end.
+    With `node`, 0 as soon as the job is not there, or `srun` says that it is only in another job
+    of Slurm. With `srun`, how that ended if the job is nowhere after its end.
     """
     from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
+    from tmover.errors import ConfigError, ControllerUnavailable
 
     watch = JobWatch()
     until = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         is_over = srun is None or srun.has_ended()  # before the look: then all have joined who will
-        status = look()
+        try:
+            status = look()
+        except (ControllerUnavailable, ConfigError):
+            if is_over:
+                raise
+            status = None  # ranks that train do without a controller: Slurm must not end them
         for news in () if status is None else watch.look(status):
             show(str(news))
         if status is not None and status.code is not None:
             return exit_code(status.code)
         held = set[str]() if status is None else held_nodes(status)
-        if status is not None and is_over and node is not None and node not in held:
+        is_elsewhere = node not in held or (srun is not None and srun.has_exited)
+        if status is not None and is_over and node is not None and is_elsewhere:
             return 0
         if status is not None and is_over and srun is not None and not held:
             return srun.code

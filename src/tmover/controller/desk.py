@@ -118,7 +118,8 @@ class Desk:
                 if entry.note:
                     ledger.note(entry.note, entry.at)
             return []
-        if isinstance(entry, DeadlinePassed) and entry.wait is Wait.STANDBY:
+        due = (Wait.STANDBY, ledger.job.ordered.epoch)
+        if isinstance(entry, DeadlinePassed) and (entry.wait, entry.epoch) == due:
             # what has not come until now is ordered anew
             ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
         try:

@@ -11,8 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from tmover.controller.orders import Orders
 from tmover.controller.presence import Who
-from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, NodeLost
+from tmover.core.events import (
+    CANCELLED,
+    AnyEvent,
+    CancelRequested,
+    MoveRequested,
+    NodeLost,
+)
 from tmover.core.roster import Job
 from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocation, Allocations, Fate, NodeInfo, NodeState
@@ -107,6 +114,7 @@ class AllocationWatch:
         self._requeued = requeued
         self._missed: dict[str, _Missed] = {}
         self._jobs: Mapping[str, Job] = {}
+        self._orders = Orders()
         self._seen: dict[str, Allocation] = {}
         self._trouble: dict[str, str] = {}
         """Why a requeued job could not begin anew."""
@@ -153,15 +161,35 @@ class AllocationWatch:
         for name, one in self._seen.items():
             if one.fate is Fate.MISSING:
                 self._missed[name] = before.get(name, _Missed()).again(one.at)
-            if one.fate is Fate.REQUEUED:
-                if not await self._begin_anew(name):
-                    continue
-                self._jobs = self._live()
             job = self._jobs.get(name)
-            missed = self._missed.get(name, _Missed()).times
-            end = None if job is None else verdict(job, one, missed=missed)
-            if end is not None:
-                self._post(end)
+            follows = None if job is None else await self._make_of(job, one)
+            if follows is not None:
+                self._post(follows)
+            if one.fate is Fate.REQUEUED:
+                self._jobs = self._live()
+        self._orders.forget({*self._jobs})
+
+    async def _make_of(self, job: Job, one: Allocation) -> AnyEvent | None:
+        """Return what follows for a job from what is held for it."""
+        end = None
+        if one.fate is Fate.REQUEUED and lives_elsewhere(job, one):
+            await self._forsake(job.name)
+        elif one.fate is not Fate.REQUEUED or await self._begin_anew(job.name):
+            end = verdict(job, one, missed=self._missed.get(job.name, _Missed()).times)
+        if end is not None:
+            return end
+        gone = self._orders.look(job, one)
+        if gone is not None:
+            text = "a standby of job %s is gone before it has joined: it is ordered anew"
+            logger.warning(text, job.name, extra={"job_id": job.name})
+        return gone
+
+    async def _forsake(self, name: str) -> None:
+        """Have the scheduler end a main allocation that it has requeued without need."""
+        try:
+            await asyncio.to_thread(self._allocations.forsake, name)
+        except (SchedulerError, ConfigError, OSError) as error:
+            logger.warning("%s, asking again", error, extra={"job_id": name})
 
     async def _begin_anew(self, name: str) -> bool:
         """Begin a requeued job's next incarnation; return whether the old one may end now."""
@@ -193,11 +221,17 @@ class _Missed(NamedTuple):
         return self if at == self.at else _Missed(self.times + 1, at)
 
 
+def lives_elsewhere(job: Job, found: Allocation) -> bool:
+    """Return whether every slot is held on a node that the main allocation does not have."""
+    seated = [job.agents[name].node for name in job.slots if job.is_alive(name)]
+    return len(seated) == len(job.slots) and set(seated) <= set(found.standby_nodes)
+
+
 def verdict(job: Job, found: Allocation, *, missed: int = 0) -> CancelRequested | None:
     """Return the end of a job that its main allocation's fate means, None if it means none.
 
     An allocation that has ended by itself ends the job only if no slot is held any more: ranks that
-    have moved to other allocations train on.
+    have moved to other allocations train on. Slurm requeues one whose last node it has given up.
     """
     if found.fate is Fate.REQUEUED:
         return CancelRequested(job=job.name, reason=f"{found.text}: it begins anew", code=CANCELLED)

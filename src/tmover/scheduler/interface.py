@@ -129,6 +129,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """The main allocation, in a few words for people."""
     standbys: tuple[str, ...] = ()
     """The others, in a few words each."""
+    standby_nodes: tuple[str, ...] = ()
+    """Those that the others hold."""
     at: float = 0.0
     """When the scheduler said so, by its poller's clock: the same for all that one poll told."""
 
@@ -146,6 +148,13 @@ class Allocations(Protocol):
 
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name. May take seconds."""
+        ...
+
+    def forsake(self, job: str) -> None:
+        """Cancel the main allocation that was requeued, of a job that needs it no more.
+
+        May take seconds. Raises `SchedulerError`.
+        """
         ...
 
     def nodes(self) -> list[NodeInfo]:

@@ -13,8 +13,10 @@ import pytest
 
 from support.scripted import Cast, wait_for
 from tmover import wire
+from tmover.cli.wait import Background, wait
 from tmover.controller.client import ask
 from tmover.core.events import Exited
+from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
 
 
 class Waiting:
@@ -135,6 +137,24 @@ def test_a_controller_that_stays_away_is_not_waited_for_for_ever(
     assert output.count("\n") == 1
 
 
+@pytest.mark.parametrize("error", [ControllerUnavailable("away"), ConfigError("unreadable")])
+def test_a_job_whose_srun_runs_outlives_any_absence_of_the_controller(error: TmoverError) -> None:
+    looks = 0
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as srun:
+
+        def look() -> wire.JobStatus | None:
+            nonlocal looks
+            looks += 1
+            if looks == 5:
+                srun.communicate()
+            raise error
+
+        with pytest.raises(type(error)):
+            wait(look, srun=Background(srun.pid), poll_s=0.001)
+
+    assert looks == 6
+
+
 def test_time_can_be_over(cast: Cast) -> None:
     job, _ = cast.form(1)
 
@@ -170,6 +190,24 @@ def test_a_standby_is_not_over_before_its_srun_is(own: Cast, waiting: list[Waiti
 
     own.until(waiting[0].ended, "the end of `tmover wait`")
     assert waiting[0].result() == (0, "")
+
+
+def test_two_standbys_on_one_node_do_not_wait_for_each_other(
+    own: Cast, waiting: list[Waiting]
+) -> None:
+    job, _ = own.form(1, standbys=1)
+    role = {"TMOVER_JOB": job, "TMOVER_ROLE": "standby", "SLURMD_NODENAME": "node2"}
+    killed, turned_away = subprocess.Popen(["cat"], stdin=-1), subprocess.Popen(["false"])
+    with killed, turned_away:
+        killed.kill()
+        before = _asked(own)
+        waiting.append(Waiting(own, "--srun", str(killed.pid), environ=role))
+        own.until(lambda: _asked(own) > before + 1, "its questions")
+        waiting.append(Waiting(own, "--srun", str(turned_away.pid), environ=role))
+        own.until(waiting[1].ended, "the end of the one that was turned away")
+        assert not waiting[0].ended(), "without its srun the job step may go on"
+
+    assert waiting[1].result() == (0, "")
 
 
 def test_sigterm_ends_it_at_once(own: Cast, waiting: list[Waiting]) -> None:

@@ -78,6 +78,23 @@ def test_tmover_cancel_ends_a_pending_job(cluster: Cluster, lab: Lab) -> None:
     lab.wait(lambda: job.id not in {one.id for one in lab.squeue()}, 30, "the job's end")
 
 
+def test_a_standby_that_is_cancelled_while_it_waits_is_ordered_anew(
+    cluster: Cluster, lab: Lab
+) -> None:
+    lab.run("sbatch", "-N2", "-w", "node5,node6", "--exclusive", "--wrap", "exec sleep 600")
+    lab.wait(lambda: [one.state for one in lab.squeue()] == ["RUNNING"], 30, "two nodes are taken")
+    cluster.submit("--exclusive")
+
+    def waiting() -> list[str]:
+        return [one.id for one in lab.squeue() if one.state == "PENDING"]
+
+    first = lab.wait(waiting, 60, "a standby that waits")
+    lab.run("scancel", *first)
+    again = lab.wait(lambda: set(waiting()) - {*first}, 60, "another one")
+
+    assert (len(first), len(again)) == (1, 1)
+
+
 def test_a_script_that_fails_gives_its_exit_code_to_slurm(cluster: Cluster, lab: Lab) -> None:
     script = cluster.home / "fails.sbatch"
     script.write_text(

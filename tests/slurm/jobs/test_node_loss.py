@@ -104,3 +104,21 @@ def test_a_node_whose_slurmd_is_dead_is_left_without_losing_a_step(
     assert leaver not in {slot.node for slot in outcome.status.slots}
     assert_as_if_undisturbed(outcome, undisturbed, KIND)
     assert outcome.redone() == 0
+
+
+def test_a_job_outlives_all_nodes_that_it_was_submitted_with(cluster: Cluster, lab: Lab) -> None:
+    job = cluster.submit("--nodes=2", standby=2)
+    job.until_held()
+    first = [slot.node for slot in job.status().slots]
+    for node in reversed(first):
+        job.until(lambda status: "warm" in {one.state for one in status.standbys}, "a warm standby")
+        lab.power_off(node)
+        job.until_lost(node)
+        job.until(lambda s, n=node: n not in {one.node for one in s.slots}, f"one for {node}")  # type: ignore[misc]
+
+    lab.wait(lambda: job.id not in {one.id for one in lab.squeue()}, 90, "Slurm gives the job up")
+    job.go_on()
+    outcome = job.finish()
+
+    assert (outcome.status.code, outcome.status.outcome) == (0, "done"), job.logs()
+    assert not {slot.node for slot in outcome.status.slots} & {*first}

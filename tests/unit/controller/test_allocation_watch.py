@@ -6,15 +6,24 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from support.jobs import Story, expired
 from support.schedulers import ScriptedAllocations, ScriptedScheduler
 from tmover.controller.presence import Presence, Who
-from tmover.controller.watch import AllocationWatch, Watch, verdict
-from tmover.core.events import CANCELLED, AnyEvent, CancelRequested, MoveRequested, Submitted
+from tmover.controller.watch import AllocationWatch, Watch, lives_elsewhere, verdict
+from tmover.core.events import (
+    CANCELLED,
+    AnyEvent,
+    CancelRequested,
+    DeadlinePassed,
+    MoveRequested,
+    Submitted,
+    Wait,
+)
 from tmover.core.job import Job
 from tmover.errors import ConfigError, SchedulerError, SlurmUnreachable
 from tmover.scheduler.interface import Allocation, Fate, NodeInfo, NodeState
@@ -158,7 +167,19 @@ def test_a_job_that_is_seen_in_between_is_not_missing() -> None:
 
     watched.looks(10)
 
-    assert watched.posted == []
+    assert not any(isinstance(event, CancelRequested) for event in watched.posted)
+
+
+def test_a_standby_that_is_gone_before_it_has_joined_is_ordered_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks = [[found(Fate.RUNNING, at=float(at))] for at in range(4)]
+    watched = Watched(ScriptedAllocations(*looks), empty())
+
+    watched.looks(10)
+
+    assert watched.posted == [DeadlinePassed(job="j", wait=Wait.STANDBY, epoch=1)]
+    assert "a standby of job j is gone before it has joined: it is ordered anew" in caplog.text
 
 
 def test_a_slurm_that_does_not_answer_concludes_nothing_and_is_logged_once(
@@ -232,6 +253,45 @@ def test_a_job_that_cannot_begin_anew_does_not_end_and_harms_no_other(
     assert [event.job for event in watched.posted] == ["k", "slurm1r1", "j"]
     assert watched.begun == ["j as slurm1r1"]
     assert caplog.text.count("job j cannot begin anew: full") == 1
+
+
+def held(*nodes: str) -> Allocation:
+    """Return what is found of a job that was requeued, and whose standbys hold these nodes."""
+    return msgspec.structs.replace(found(Fate.REQUEUED), standby_nodes=nodes)
+
+
+SEATS = [FORMED.agents[name].node for name in FORMED.slots]
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "lives"),
+    [
+        (FORMED, (*SEATS, "spare"), True),
+        (FORMED, SEATS[:1], False),
+        (FORMED, ("spare",), False),
+        (empty(), SEATS, False),
+    ],
+    ids=["all", "some", "none", "vacant"],
+)
+def test_a_job_lives_elsewhere_only_if_all_its_slots_do(
+    job: Job, nodes: Sequence[str], *, lives: bool
+) -> None:
+    assert lives_elsewhere(job, held(*nodes)) is lives
+
+
+def test_a_job_that_lives_on_standbys_outlives_the_requeue_of_what_it_has_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    allocations = ScriptedAllocations([held(*SEATS)])
+    allocations.forsaking = [AWAY, None]
+    watched = Watched(allocations, FORMED)
+
+    watched.looks(5)
+
+    assert (watched.posted, watched.begun) == ([], [])
+    assert {*allocations.forsaken} == {"j"}
+    assert caplog.text.count("slurmctld is away, asking again") == 1
+    assert threading.main_thread() not in allocations.threads  # it may ask Slurm for seconds
 
 
 # --- nodes ----------------------------------------------------------------------------------------

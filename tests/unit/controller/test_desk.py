@@ -139,6 +139,7 @@ def test_an_order_that_came_to_nothing_in_time_is_dropped(journal: Journal) -> N
     feed(desk, SUBMITTED)
 
     feed(desk, DeadlinePassed(job="1", wait=Wait.FORM, epoch=0))
+    feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=9))  # of another order
     assert desk.ledgers["1"].effects == [LOST, ORDER, ORDER]
     feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=0))
 

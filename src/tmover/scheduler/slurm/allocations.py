@@ -105,6 +105,17 @@ class SlurmAllocations:
         self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
         return name
 
+    def forsake(self, job: str) -> None:
+        """Cancel what Slurm has requeued: the job lives on its standbys' nodes."""
+        kept = self._kept(job)
+        client = self._client_of(kept.owner)
+        main = _main(kept, client.jobs({kept.owner}))
+        if main is not None and _is_there(main) and main.restarts > kept.restarts:
+            client.cancel([main.id])
+            text = f"Slurm job {main.id} was requeued without need, and is cancelled"
+            logger.warning("job %s: %s", job, text, extra={"job_id": job})
+            self._poller.nudge()
+
     # --- what is known ----------------------------------------------------------------------------
 
     def nodes(self) -> list[NodeInfo]:
@@ -168,8 +179,9 @@ class SlurmAllocations:
         if len(on_order) >= order.total:
             return Outcome.done()
         spec = kept.spec
+        taken = {*order.exclude, *(node for one in held for node in one.nodes)}
         options = standby_options(
-            spec.options, self._standby, job=order.job, name=spec.name, exclude=order.exclude
+            spec.options, self._standby, job=order.job, name=spec.name, exclude=sorted(taken)
         )
         state = spec.env.get("TMOVER_STATE", str(self._directory.parent))
         made = client.submit(
@@ -224,8 +236,10 @@ class SlurmAllocations:
         jobs = client.jobs({kept.owner})
         main = _main(kept, jobs)
         left = _standbys(end.job, kept, jobs)
-        if main is not None and _is_there(main) and main.restarts == kept.restarts:
-            left.append(main)
+        if main is not None and _is_there(main):
+            later = range(kept.restarts + 1, main.restarts + 1)
+            if not any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later):
+                left.append(main)  # else another incarnation has it
         outcome = self._cancel(client, end.job, left, at_once=False)
         if outcome.is_done and kept.spec.env:  # it may hold secrets, and nothing is submitted more
             spec = msgspec.structs.replace(kept.spec, env={}, script="")
@@ -280,12 +294,10 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) 
     jobs = [info for info in jobs if info.user == kept.owner]
     main = _main(kept, jobs)
     id_ = kept.spec.id
-    standbys = tuple(_words(one, "standby job") for one in _standbys(job, kept, jobs))
+    others = _standbys(job, kept, jobs)
     if main is None:
-        text = f"Slurm does not know job {id_} any more"
-        return Allocation(job=job, fate=Fate.MISSING, text=text, standbys=standbys, at=at)
-    text = _words(main, "Slurm job")
-    if main.restarts > kept.restarts:
+        fate, text = Fate.MISSING, f"Slurm does not know job {id_} any more"
+    elif main.restarts > kept.restarts:
         fate, text = Fate.REQUEUED, f"Slurm has requeued job {id_}"
     elif main.state in _STOPPED:
         fate, text = Fate.STOPPED, _ENDS.get(main.state, "Slurm job {} was ended").format(id_)
@@ -293,7 +305,15 @@ def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) 
         fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
     else:
         fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
-    return Allocation(job=job, fate=fate, text=text, standbys=standbys, at=at)
+        text = _words(main, "Slurm job")
+    return Allocation(
+        job=job,
+        fate=fate,
+        text=text,
+        standbys=tuple(_words(one, "standby job") for one in others),
+        standby_nodes=tuple(node for one in others for node in one.nodes),
+        at=at,
+    )
 
 
 _ENDS: Mapping[JobState, str] = {
@@ -320,7 +340,7 @@ def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
 def _standbys(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> list[JobInfo]:
     """Return the standby jobs of `job` that have not ended; anybody may write its comment."""
     ours = [info for info in jobs if info.comment == tag(job) and info.user == kept.owner]
-    return [info for info in ours if _is_there(info)]
+    return [info for info in ours if _is_there(info) and info.id != str(kept.spec.id)]
 
 
 def _is_there(info: JobInfo) -> bool:

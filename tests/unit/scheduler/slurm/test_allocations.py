@@ -174,6 +174,16 @@ def test_two_orders_are_two_standbys(place: Place) -> None:
     assert [job.nodes for job in place.standbys()] == [["node4"], ["node5"]]
 
 
+def test_a_standby_is_not_sought_where_another_has_just_started(place: Place) -> None:
+    place.order("n1", total=2)
+    first = place.standbys()[0].nodes
+
+    place.order("n1", total=2)
+
+    asked = next(w for w in place.commands("sbatch")[-1].argv if w.startswith("--exclude="))
+    assert asked == f"--exclude=n1,{first[0]},node9"
+
+
 def test_a_standby_that_waits_for_a_node_is_on_order(place: Place) -> None:
     standby(place.slurm).is_held = True
     place.slurm.jobs["2"].state, place.slurm.jobs["2"].nodes = "PENDING", []
@@ -317,6 +327,17 @@ def test_a_node_of_the_next_incarnation_is_not_taken_for_the_last_one(place: Pla
     assert place.slurm.jobs["1"].nodes == ["node1", "node2", "node3"]
 
 
+def test_a_job_that_is_called_its_own_standby_is_none(place: Place) -> None:
+    place.slurm.jobs["1"].comment = "tmover:slurm1"
+
+    place.fence("node2")
+
+    assert (place.slurm.jobs["1"].state, place.slurm.jobs["1"].nodes) == (
+        "RUNNING",
+        ["node1", "node3"],
+    )
+
+
 def test_a_sick_standby_s_own_job_is_cancelled_at_once(place: Place) -> None:
     job = standby(place.slurm)
 
@@ -434,6 +455,7 @@ def test_a_job_that_slurm_cleans_up_behind_is_not_waited_for(place: Place) -> No
 def test_the_end_of_a_job_is_not_that_of_its_next_incarnation(place: Place) -> None:
     left = standby(place.slurm)
     place.slurm.jobs["1"].restarts = 1
+    place.allocations.succeed("slurm1")
     place.end()
     place.now += END_S + 1
     place.end()
@@ -506,6 +528,33 @@ def test_the_next_incarnation_is_adopted_as_often_as_is_asked(place: Place) -> N
     fates = {one.job: one.fate for one in place.allocations.look(["slurm1", "slurm1r1"])}
     assert fates == {"slurm1": Fate.REQUEUED, "slurm1r1": Fate.RUNNING}
     assert (place.directory / "slurm1r1.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_requeued_without_need_is_cancelled(place: Place) -> None:
+    place.slurm.jobs["1"].restarts = 1
+    waits = standby(place.slurm)
+
+    place.allocations.forsake("slurm1")
+
+    assert place.slurm.jobs["1"].state == "CANCELLED"
+    assert waits.state == "RUNNING"
+    assert not place.allocations._file("slurm1r1").exists()
+
+
+def test_what_was_not_requeued_is_not_forsaken(place: Place) -> None:
+    place.allocations.forsake("slurm1")
+
+    assert place.slurm.jobs["1"].state == "RUNNING"
+
+
+def test_the_end_of_a_job_is_that_of_an_incarnation_that_nobody_has_adopted(place: Place) -> None:
+    place.slurm.jobs["1"].restarts = 1
+
+    place.end()
+    place.now += END_S + 1
+    place.end()
+
+    assert place.slurm.jobs["1"].state == "CANCELLED"
 
 
 def test_incarnations_that_nobody_saw_are_left_out(place: Place) -> None:
@@ -599,6 +648,9 @@ def test_standbys_are_told_of_whatever_became_of_the_main_allocation() -> None:
     found = describe("slurm1", KEPT, [held, over, other])
 
     assert found.standbys == ("standby job 2 PENDING (Resources)",)
+    assert found.standby_nodes == ()
+    starts = _with(id="5", comment="tmover:slurm1", nodes=("n7",))
+    assert describe("slurm1", KEPT, [held, starts]).standby_nodes == ("n7",)
 
 
 def _with(**fields: object) -> JobInfo:
