@@ -105,15 +105,19 @@ class AllocationWatch:
         agents_on: Callable[[str], Iterable[Who]],
         post: Callable[[AnyEvent], None],
         requeued: Callable[[Job, str], AnyEvent | None],
+        is_ordering: Callable[[str], bool],
     ) -> None:
-        """`live` are the jobs that have not ended; `requeued` says how one begins anew."""
+        """`live` are the jobs that have not ended; `requeued` says how one begins anew.
+
+        `is_ordering` says whether the scheduler is still to be asked for standbys of a job.
+        """
         self._allocations = allocations
         self._poll_s = poll_s
         self._live = live
         self._post = post
         self._requeued = requeued
         self._missed: dict[str, _Missed] = {}
-        self._orders = Orders()
+        self._orders = Orders(is_ordering)
         self._seen: dict[str, Allocation] = {}
         self._trouble: dict[str, str] = {}
         """Why a requeued job could not begin anew."""
