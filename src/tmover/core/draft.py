@@ -29,7 +29,7 @@ UNFIT = 3
 """Standbys in a row that cannot rehearse the script: then none is ordered any more."""
 RELEASED = Farewell(0, "released")
 LEFT_S = 3600.0
-"""A node that was left is not asked for again for so long: it was left for a reason."""
+"""A node that was left, or lost, is not asked for again for so long: there was a reason."""
 
 
 class Draft:
@@ -126,6 +126,8 @@ class Draft:
         for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
             self._drop(agent.name, Farewell(1, f"lost: {reason}"))
         self.set(fenced=self.job.fenced | {node})
+        if self.job.allocated:
+            self.set(left={**self.job.left, node: self.at})
         self.note(f"{node} is lost: {reason}")
         self.do(EndNode(job=self.job.name, node=node, reason=reason))
 
@@ -137,7 +139,8 @@ class Draft:
             return
         used = {agent.node for agent in job.agents.values()}
         left = {node for node, at in job.left.items() if self.at - at < LEFT_S}
-        exclude = tuple(sorted(used | left | job.requests.keys() | job.fenced))
+        fenced = frozenset[str]() if job.allocated else job.fenced  # Slurm hears of repairs
+        exclude = tuple(sorted(used | left | job.requests.keys() | fenced))
         total = missing if job.allocated else 0
         self.do(*[OrderNode(job=job.name, exclude=exclude, total=total)] * short)
         self.set(ordered=Ordered(missing, job.epoch))
