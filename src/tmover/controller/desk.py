@@ -87,6 +87,10 @@ class Desk:
             if ledger.job.allocated and ledger.job.phase.stage is not Stage.ENDED
         }
 
+    def is_ordering(self, job: str) -> bool:
+        """Return whether the scheduler has not taken all orders of a job yet."""
+        return any(isinstance(effect, OrderNode) for effect in self.ledgers[job].effects)
+
     def write(self, entries: Sequence[Entry]) -> set[str]:
         """Have the entries on disk; return the jobs whose journal could not be written."""
         by_job: dict[str, list[Entry]] = {}

@@ -7,6 +7,7 @@ what is on order a job would wait for it until the deadline, and, with a vacant 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tmover.core.events import DeadlinePassed, Wait
@@ -29,7 +30,9 @@ class _Short(NamedTuple):
 class Orders:
     """Counts what is on order for each job."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_ordering: Callable[[str], bool]) -> None:
+        """`is_ordering` says whether the scheduler has not taken all orders of a job yet."""
+        self._is_ordering = is_ordering
         self._short: dict[str, _Short] = {}
         self._needed: dict[str, int] = {}
         """Polls that it takes now; twice as many each time, until nothing is on order."""
@@ -38,7 +41,7 @@ class Orders:
         """Return that the wait for standbys is over, if they will not come."""
         if not job.ordered.nodes:
             self._needed.pop(job.name, None)
-        if on_order(job, found) >= job.ordered.nodes:
+        if self._is_ordering(job.name) or on_order(job, found) >= job.ordered.nodes:
             self._short.pop(job.name, None)
             return None
         before = self._short.get(job.name, _Short(0, -math.inf))

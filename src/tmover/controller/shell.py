@@ -95,6 +95,7 @@ class Controller:
             agents_on=self._presence.on_node,
             post=self.post,
             requeued=self._intake.requeued,
+            is_ordering=desk.is_ordering,
         )  # fmt: skip
         if self._allocated is not None and allocations is not None:
             self._views.allocation = self._allocated.seen

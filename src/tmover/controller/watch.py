@@ -19,6 +19,7 @@ from tmover.core.events import (
     CancelRequested,
     MoveRequested,
     NodeLost,
+    NodeReady,
 )
 from tmover.core.roster import Job
 from tmover.errors import ConfigError, SchedulerError
@@ -56,6 +57,8 @@ class Watch:
         self._agents_on = agents_on
         self._post = post
         self._told: set[tuple[Who, NodeState]] = set()
+        self._asked: set[tuple[str, str]] = set()
+        """The jobs that were asked to leave a node, and the node, until it is in service again."""
         self._is_answering = True
 
     async def run(self) -> None:
@@ -76,10 +79,17 @@ class Watch:
             await asyncio.sleep(self._poll_s)
 
     def events(self, nodes: Iterable[NodeInfo]) -> list[AnyEvent]:
-        """Return what is new: each agent's node is reported once per spell of trouble."""
+        """Return what is new: each agent's node is reported once per spell of trouble, and its end.
+
+        So a node that was drained and is resumed stays, if its move has not begun.
+        """
         found: list[AnyEvent] = []
         told: set[tuple[Who, NodeState]] = set()
         for node in nodes:
+            if node.state.is_usable:
+                ready = {asked for asked in self._asked if asked[1] == node.name}
+                found += [NodeReady(job=job, node=name) for job, name in sorted(ready)]
+                self._asked -= ready
             if node.state not in _TROUBLED:
                 continue
             reason = node.reason or f"the scheduler says it is {node.state.value}"
@@ -89,6 +99,8 @@ class Watch:
                     continue
                 kind = NodeLost if node.state is NodeState.DOWN else MoveRequested
                 found.append(kind(job=who.job, node=node.name, reason=reason))
+                if kind is MoveRequested:
+                    self._asked.add((who.job, node.name))
         self._told = told
         return list(dict.fromkeys(found))
 
@@ -105,8 +117,12 @@ class AllocationWatch:
         agents_on: Callable[[str], Iterable[Who]],
         post: Callable[[AnyEvent], None],
         requeued: Callable[[Job, str], AnyEvent | None],
+        is_ordering: Callable[[str], bool],
     ) -> None:
-        """`live` are the jobs that have not ended; `requeued` says how one begins anew."""
+        """`live` are the jobs that have not ended; `requeued` says how one begins anew.
+
+        `is_ordering` says whether the scheduler is still to be asked for standbys of a job.
+        """
         self._allocations = allocations
         self._poll_s = poll_s
         self._live = live
@@ -114,7 +130,7 @@ class AllocationWatch:
         self._requeued = requeued
         self._missed: dict[str, _Missed] = {}
         self._jobs: Mapping[str, Job] = {}
-        self._orders = Orders()
+        self._orders = Orders(is_ordering)
         self._seen: dict[str, Allocation] = {}
         self._trouble: dict[str, str] = {}
         """Why a requeued job could not begin anew."""

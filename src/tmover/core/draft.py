@@ -29,7 +29,7 @@ UNFIT = 3
 """Standbys in a row that cannot rehearse the script: then none is ordered any more."""
 RELEASED = Farewell(0, "released")
 LEFT_S = 3600.0
-"""A node that was left is not asked for again for so long: it was left for a reason."""
+"""A node that was left, or lost, is not asked for again for so long: there was a reason."""
 
 
 class Draft:
@@ -126,6 +126,8 @@ class Draft:
         for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
             self._drop(agent.name, Farewell(1, f"lost: {reason}"))
         self.set(fenced=self.job.fenced | {node})
+        if self.job.allocated:
+            self.set(left={**self.job.left, node: self.at})
         self.note(f"{node} is lost: {reason}")
         self.do(EndNode(job=self.job.name, node=node, reason=reason))
 
@@ -183,4 +185,5 @@ def avoided(job: Job, at: float) -> tuple[str, ...]:
     """Return the nodes that a standby of `job`, if ordered at the time `at`, must not be on."""
     used = {agent.node for agent in job.agents.values()}
     left = {node for node, since in job.left.items() if at - since < LEFT_S}
-    return tuple(sorted(used | left | job.requests.keys() | job.fenced))
+    fenced = frozenset[str]() if job.allocated else job.fenced  # Slurm hears of repairs
+    return tuple(sorted(used | left | job.requests.keys() | fenced))

@@ -134,7 +134,7 @@ class Job:
     fenced: frozenset[str] = frozenset()
     """Nodes that were lost and have not come back with another agent."""
     left: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """When a node was left because that was asked for."""
+    """When a node was left because that was asked for, or was lost."""
     unreleased: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """Leavers that still hold their state, by slot: best candidates if their joiner is lost."""
     requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)

@@ -180,7 +180,8 @@ def test_a_standby_that_finds_no_node_is_waited_for_in_the_queue(
     job = cluster.submit("--exclusive", nodes=5, standby=2)
 
     status = job.until(
-        lambda status: any("PENDING" in held for held in status.allocations[1:]), "a pending order"
+        lambda status: any("PENDING (" in held for held in status.allocations[1:]),
+        "a pending order",
     )
     shown = cluster.tmover("status", job.id).stdout
     cluster.tmover("cancel", job.id)

@@ -38,6 +38,7 @@ def test_a_drained_node_is_left_given_back_and_replaced(
     assert lab.states()[leaver] == "idle+drain"
 
 
+@pytest.mark.full
 def test_the_batch_host_can_be_left_and_stays_allocated(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:

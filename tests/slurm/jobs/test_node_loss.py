@@ -70,6 +70,7 @@ def test_a_node_that_was_cut_off_is_refused_when_it_comes_back(
     assert_as_if_undisturbed(outcome, undisturbed, KIND)
 
 
+@pytest.mark.full
 def test_a_node_that_hangs_is_lost_and_cleaned_when_it_goes_on(
     cluster: Cluster, undisturbed: Outcome
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_node_whose_slurmd_is_dead_is_left_without_losing_a_step(
     assert outcome.redone() == 0
 
 
+@pytest.mark.full
 def test_a_job_outlives_all_nodes_that_it_was_submitted_with(cluster: Cluster, lab: Lab) -> None:
     job = cluster.submit("--nodes=2", standby=2)
     job.until_held()

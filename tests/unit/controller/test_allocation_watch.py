@@ -109,9 +109,10 @@ class Watched:
         self.presence = Presence(lease_s=5)
         self.posted: list[AnyEvent] = []
         self.begun: list[str] = []
+        self.is_ordering = False
         self.watch = AllocationWatch(
             allocations, poll_s=0.001, live=lambda: self.jobs, agents_on=self.presence.on_node,
-            post=self.post, requeued=self.requeued,
+            post=self.post, requeued=self.requeued, is_ordering=lambda _: self.is_ordering,
         )  # fmt: skip
 
     def post(self, event: AnyEvent) -> None:

@@ -141,9 +141,11 @@ def test_an_order_that_came_to_nothing_in_time_is_dropped(journal: Journal) -> N
     feed(desk, DeadlinePassed(job="1", wait=Wait.FORM, epoch=0))
     feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=9))  # of another order
     assert desk.ledgers["1"].effects == [LOST, ORDER, ORDER]
+    assert desk.is_ordering("1")
     feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=0))
 
     assert desk.ledgers["1"].effects == [LOST]
+    assert not desk.is_ordering("1")
 
 
 def test_only_the_last_decisions_are_kept_for_people(journal: Journal) -> None:

@@ -172,7 +172,8 @@ END = EndJob(job="1", code=0, reason="done")
 
 def allocated(*effects: Errand, ordered: int = 0) -> Ledger:
     made = ledger(*effects, ordered=ordered)
-    made.job = dataclasses.replace(made.job, allocated=True)
+    left = dict.fromkeys(made.job.fenced, time.time())
+    made.job = dataclasses.replace(made.job, allocated=True, left=left)
     return made
 
 
@@ -241,7 +242,7 @@ def test_an_order_is_repeated_without_a_node_that_may_be_used_again() -> None:
 
     def carry_out(errand: Errand) -> Outcome:
         outcome = asked(errand)
-        book.job = dataclasses.replace(book.job, fenced=frozenset({"node1"}))
+        book.job = dataclasses.replace(book.job, left={"node1": time.time()})
         return outcome
 
     allocations.carry_out = carry_out  # type: ignore[method-assign]
@@ -257,7 +258,7 @@ def test_an_order_that_is_another_by_now_is_not_put_off() -> None:
         errands = Errands(ScriptedScheduler(), again_s=0.001, post=lambda _: None)
         waiting = asyncio.ensure_future(errands._wait(book, ORDER, 3600.0))
         await asyncio.sleep(0)
-        book.job = dataclasses.replace(book.job, fenced=frozenset({"node1"}))
+        book.job = dataclasses.replace(book.job, left={"node1": time.time()})
         return await asyncio.wait_for(waiting, timeout=30)
 
     assert asyncio.run(wait())

@@ -43,28 +43,37 @@ def test_on_order_is_what_waits_or_has_not_joined(
 
 
 def test_what_three_polls_do_not_show_is_ordered_anew_and_then_less_and_less_often() -> None:
-    assert polls(Orders(), WAITS, 0, 200) == [2, 8, 20, 44, 92, 140, 188]
+    assert polls(Orders(lambda _: False), WAITS, 0, 200) == [2, 8, 20, 44, 92, 140, 188]
 
 
 def test_what_is_on_order_is_waited_for() -> None:
-    assert polls(Orders(), WAITS, 0, 20, standbys=1) == []
+    assert polls(Orders(lambda _: False), WAITS, 0, 20, standbys=1) == []
 
 
 def test_what_is_seen_in_between_is_not_gone() -> None:
-    orders = Orders()
+    orders = Orders(lambda _: False)
 
     assert polls(orders, WAITS, 0, 2) == []
     assert polls(orders, WAITS, 2, 3, standbys=1) == []
     assert polls(orders, WAITS, 3, 5) == []
 
 
+def test_what_slurm_has_not_taken_yet_is_not_gone() -> None:
+    taken: list[str] = []
+    orders = Orders(lambda job: job not in taken)
+
+    assert polls(orders, WAITS, 0, 20) == []
+    taken.append("j")
+    assert polls(orders, WAITS, 20, 24) == [22]
+
+
 def test_nothing_is_missed_where_nothing_was_ordered() -> None:
-    assert polls(Orders(), FORMED, 0, 20) == []
+    assert polls(Orders(lambda _: False), FORMED, 0, 20) == []
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["joined", "ended"])
 def test_once_standbys_have_come_the_next_that_is_gone_is_missed_as_soon(*, is_over: bool) -> None:
-    orders = Orders()
+    orders = Orders(lambda _: False)
     assert polls(orders, WAITS, 0, 3) == [2]
 
     if is_over:

@@ -10,7 +10,7 @@ import pytest
 from support.schedulers import ScriptedScheduler
 from tmover.controller.presence import Presence, Who
 from tmover.controller.watch import Watch
-from tmover.core.events import AnyEvent, MoveRequested, NodeLost
+from tmover.core.events import AnyEvent, MoveRequested, NodeLost, NodeReady
 from tmover.errors import SchedulerError
 from tmover.scheduler.interface import NodeInfo, NodeState
 
@@ -76,7 +76,9 @@ def test_news_is_told_once_per_spell() -> None:
     assert len(watcher.events([draining])) == 1
     assert watcher.events([draining]) == []
     assert len(watcher.events([info("node1", NodeState.DOWN)])) == 1
-    assert watcher.events([info("node1", NodeState.ALLOCATED)]) == []
+    assert watcher.events([info("node1", NodeState.ALLOCATED)]) == [
+        NodeReady(job="1", node="node1")
+    ]
     assert len(watcher.events([draining])) == 1
 
 
@@ -115,3 +117,24 @@ def test_a_scheduler_that_does_not_answer_is_asked_again(
 
     texts = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
     assert texts == ["the scheduler did not answer: away", "the scheduler answers again"]
+
+
+def test_a_node_that_was_drained_and_is_resumed_may_stay() -> None:
+    watcher, _ = watch(ANN, BOB)
+    watcher.events([info("node1", NodeState.DRAINING), info("node2", NodeState.IDLE)])
+    assert watcher.events([]) == []
+
+    resumed = [info("node1", NodeState.ALLOCATED)]
+
+    assert watcher.events(resumed) == [
+        NodeReady(job="1", node="node1"),
+        NodeReady(job="2", node="node1"),
+    ]
+    assert watcher.events(resumed) == []
+
+
+def test_a_node_that_is_down_and_back_was_lost() -> None:
+    watcher, _ = watch(ANN)
+    watcher.events([info("node1", NodeState.DOWN)])
+
+    assert watcher.events([info("node1", NodeState.IDLE)]) == []

@@ -116,6 +116,18 @@ def test_a_standby_used_up_by_a_failure_is_ordered_anew() -> None:
     assert orders(actions) == [order("m0", "n0", "n1", "n2")]
 
 
+def test_a_node_that_was_lost_is_asked_for_again_after_a_while() -> None:
+    story = kept().training()
+    story.tell(expired("s0"))
+    again = overdue(Wait.STANDBY, story.job.ordered.epoch)
+
+    soon = story.tell(msgspec.structs.replace(again, at=LEFT_S - 1.0))
+    later = story.tell(msgspec.structs.replace(again, at=LEFT_S + 1.0))
+
+    assert orders(soon) == [order("m0", "n0", "n1", "n2")]
+    assert orders(later) == [order("n0", "n1", "n2")]
+
+
 def test_an_order_that_is_overdue_is_made_again() -> None:
     story = kept(standbys=0).training()
 
