@@ -50,7 +50,7 @@ types: install ## Check types
 unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
-test: install slurm ## Run every test that fits in eighteen minutes on two cores
+test: install slurm ## Run every test that fits in twenty minutes on two cores
 	$(call beside,$(JOBS),tests $(APART:%=--ignore %))
 	$(call beside,tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
