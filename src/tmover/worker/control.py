@@ -41,6 +41,7 @@ class Control:
         self._outbox: queue.SimpleQueue[wire.FromWorker | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tmover-control", daemon=True)
+        self._is_closed = False
 
     def start(self) -> None:
         """Connect and start listening."""
@@ -53,16 +54,19 @@ class Control:
 
     def close(self) -> None:
         """Send what is queued and end the thread."""
-        if not self._thread.is_alive():
-            return
         self._outbox.put(None)
         self._wake()
-        if threading.current_thread() is not self._thread:
+        if self._is_closed or threading.current_thread() is self._thread:
+            return
+        if self._thread.ident is not None:
             self._thread.join(_LINGER_MS / 1000 + 5)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        self._is_closed = True
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def _wake(self) -> None:
+        if self._is_closed:
+            return
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: one is enough
             os.write(self._wake_write, b"w")
 
