@@ -59,10 +59,15 @@ class Cluster:
         self._started: list[subprocess.Popen[bytes]] = []
         self.hold_at(HELD)
 
-    def hold_at(self, *steps: int) -> None:
-        """Have rank 0 hold after each of these steps, in jobs submitted from now on."""
+    def hold_at(self, *steps: int, later: int = 0) -> None:
+        """Have rank 0 hold after the first of these steps, and rank `later` after the others.
+
+        This is for jobs submitted from now on. Who joins as a rank does not hold.
+        """
         self.env["TMOVER_INJECT"] = ";".join(
-            f"hold:rank=0,step={step},point=after_body,until={self.gate(step)}" for step in steps
+            f"hold:rank={later if place else 0},step={step},point=after_body,"
+            f"until={self.gate(step)}"
+            for place, step in enumerate(steps)
         )
 
     def gate(self, step: int) -> pathlib.Path:

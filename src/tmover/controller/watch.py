@@ -238,7 +238,12 @@ class _Missed(NamedTuple):
 
 
 def lives_elsewhere(job: Job, found: Allocation) -> bool:
-    """Return whether every slot is held on a node that the main allocation does not have."""
+    """Return whether all ranks train on nodes that the main allocation does not have.
+
+    Standbys that have just taken all slots, to start afresh, hold nothing worth keeping.
+    """
+    if not job.schemas:
+        return False
     seated = [job.agents[name].node for name in job.slots if job.is_alive(name)]
     return len(seated) == len(job.slots) and set(seated) <= set(found.standby_nodes)
 

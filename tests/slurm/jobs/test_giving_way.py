@@ -19,6 +19,7 @@ def nodes_of(lab: Lab, job: Job) -> str:
 def test_a_drained_node_is_left_given_back_and_replaced(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:
+    cluster.hold_at(HELD, 40)
     job = cluster.submit()
     job.until_held()
     leaver = job.node(2)
@@ -30,6 +31,7 @@ def test_a_drained_node_is_left_given_back_and_replaced(
         lambda status: any(f"{leaver} is given back to Slurm" in note for note in status.notes),
         f"{leaver} given back",
     )
+    job.go_on(40)
     outcome = job.finish()
 
     assert_as_if_undisturbed(outcome, undisturbed, KIND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.lab import Lab
-from support.slurmjobs import KIND, Cluster
+from support.slurmjobs import HELD, KIND, Cluster
 from support.training import Outcome, assert_as_if_undisturbed
 
 pytestmark = pytest.mark.timeout(300)
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_the_first_node_is_given_back_like_any_other(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:
+    cluster.hold_at(HELD, 40, later=1)
     job = cluster.submit("--headless")
     job.until_held()
     leaver = job.node(0)
@@ -26,6 +27,7 @@ def test_the_first_node_is_given_back_like_any_other(
         f"{leaver} given back",
     )
     nodes = {one.id: one.nodes for one in lab.squeue()}[job.id]
+    job.go_on(40)
     outcome = job.finish()
 
     assert nodes == "node[2-4]"

@@ -271,8 +271,9 @@ SEATS = [FORMED.agents[name].node for name in FORMED.slots]
         (FORMED, SEATS[:1], False),
         (FORMED, ("spare",), False),
         (empty(), SEATS, False),
+        (Story(nnodes=2, standbys=0, allocated=True).joined().job, SEATS, False),
     ],
-    ids=["all", "some", "none", "vacant"],
+    ids=["all", "some", "none", "vacant", "starts afresh"],
 )
 def test_a_job_lives_elsewhere_only_if_all_its_slots_do(
     job: Job, nodes: Sequence[str], *, lives: bool
