@@ -49,7 +49,7 @@ def save(
 
 def main() -> None:
     parser = arguments()
-    parser.add_argument("--checkpoint", type=pathlib.Path, default=pathlib.Path("checkpoint.pt"))
+    parser.set_defaults(checkpoint=pathlib.Path("checkpoint.pt"))
     parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
     parser.add_argument("--trace", type=pathlib.Path, help="where rank 0 notes when a step ended")
     args = parser.parse_args()

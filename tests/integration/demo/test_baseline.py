@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -48,3 +50,16 @@ def test_a_job_that_ends_at_once_is_shown_with_its_log(tmp_path: pathlib.Path) -
 
     with pytest.raises(SchedulerError, match="no text to train on"):
         measure_restarts(script, tmp_path, world=1, kills=1, say=lambda _: None)
+
+
+@pytest.mark.parametrize("example", ["train_gpt.py", "train_gpt_plain.py"])
+def test_the_examples_know_the_flags_that_the_demo_gives_them(example: str) -> None:
+    script = pathlib.Path(__file__).parents[3] / "examples" / example
+
+    ended = subprocess.run(
+        [sys.executable, script, "--help"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    assert {"--steps", "--checkpoint"} <= set(ended.stdout.split())
