@@ -239,6 +239,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     allocations: tuple[str, ...] = ()
     """What the scheduler holds for it, the main allocation first, in a few words each."""
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which it has ranks or standbys, by slot, standbys last."""
+        slots = [slot.node for slot in self.slots if slot.node]
+        return tuple(dict.fromkeys([*slots, *(standby.node for standby in self.standbys)]))
+
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the answers to requests."""

@@ -115,13 +115,14 @@ class Moved(NamedTuple):
 
 def move(client: Client, names: Sequence[str], reason: str, say: Say, request_s: float) -> Moved:
     """Have the nodes left by all jobs, saying what happens until that is done."""
-    from tmover.cli.moving import follow, held_nodes, leave, live_jobs
+    from tmover.cli.moving import follow, leave, live_jobs
 
     asked: dict[str, list[str]] = {}
     for job in live_jobs(client, request_s):
-        held = held_nodes(job)
         standbys = {one.node for one in job.standbys}
-        nodes = sorted((name for name in names if name in held), key=lambda n: n not in standbys)
+        nodes = sorted(
+            (name for name in names if name in job.nodes), key=lambda n: n not in standbys
+        )
         accepted = leave(client, job.job, nodes, reason, request_s) if nodes else None
         if accepted is not None:
             asked[job.job] = nodes

@@ -21,12 +21,6 @@ def live_jobs(client: Client, request_s: float) -> tuple[JobStatus, ...]:
     return answer.jobs if isinstance(answer, StatusReply) else ()
 
 
-def held_nodes(job: JobStatus) -> set[str]:
-    """Return the nodes on which the job has ranks or standbys."""
-    nodes = {slot.node for slot in job.slots} | {standby.node for standby in job.standbys}
-    return nodes - {""}
-
-
 def leave(
     client: Client, job: str, nodes: Sequence[str], reason: str, request_s: float
 ) -> Accepted | None:
@@ -36,7 +30,7 @@ def leave(
         answer = client.request(request, request_s)
     except Refused:
         now = [one for one in live_jobs(client, request_s) if one.job == job]
-        if any(held_nodes(one) & set(nodes) for one in now):
+        if any(set(one.nodes) & set(nodes) for one in now):
             raise
         return None
     return answer if isinstance(answer, Accepted) else None

@@ -197,7 +197,6 @@ def wait(
     With `node`, 0 as soon as the job is not there, or `srun` says that it is only in another job
     of Slurm. With `srun`, how that ended if the job is nowhere after its end.
     """
-    from tmover.cli.moving import held_nodes
     from tmover.cli.watch import JobWatch
     from tmover.errors import ConfigError, ControllerUnavailable
 
@@ -215,7 +214,7 @@ def wait(
             show(str(news))
         if status is not None and status.code is not None:
             return exit_code(status.code)
-        held = set[str]() if status is None else held_nodes(status)
+        held = () if status is None else status.nodes
         is_elsewhere = node not in held or (srun is not None and srun.has_exited)
         if status is not None and is_over and node is not None and is_elsewhere:
             return 0

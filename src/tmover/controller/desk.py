@@ -23,6 +23,7 @@ from tmover.core.events import (
     Note,
     OrderNode,
     ReleaseNode,
+    StandbysGone,
     Submitted,
     Wait,
 )
@@ -122,9 +123,7 @@ class Desk:
                 if entry.note:
                     ledger.note(entry.note, entry.at)
             return []
-        due = (Wait.STANDBY, ledger.job.ordered.epoch)
-        if isinstance(entry, DeadlinePassed) and (entry.wait, entry.epoch) == due:
-            # what has not come until now is ordered anew
+        if _ends_order(entry, ledger.job.ordered.epoch):  # what has not come is ordered anew
             ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
         try:
             ledger.job, actions = self._decide(ledger.job, entry)
@@ -141,6 +140,13 @@ class Desk:
                 ledger.effects.append(action)
             elif isinstance(action, Note):
                 ledger.note(action.text, at)
+
+
+def _ends_order(entry: Entry, epoch: int) -> bool:
+    """Return whether the standbys ordered with `epoch` are waited for no longer."""
+    if isinstance(entry, DeadlinePassed):
+        return (entry.wait, entry.epoch) == (Wait.STANDBY, epoch)
+    return isinstance(entry, StandbysGone) and entry.epoch == epoch
 
 
 def _age(history: tuple[str, Sequence[Entry]]) -> tuple[float, int, str]:

@@ -95,7 +95,6 @@ class Errands:
                 break
             if text and text != trouble:
                 logger.warning("%s, asking again", text, extra={"job_id": effect.job})
-                ledger.note(f"{text}, asking again", time.time())
             trouble = text
             self._trouble(effect, text)
             if await self._wait(ledger, effect, pause):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tmover.core.events import DeadlinePassed, Wait
+from tmover.core.events import StandbysGone
 from tmover.core.roster import Job
 from tmover.scheduler.interface import Allocation
 
@@ -37,8 +37,8 @@ class Orders:
         self._needed: dict[str, int] = {}
         """Polls that it takes now; twice as many each time, until nothing is on order."""
 
-    def look(self, job: Job, found: Allocation) -> DeadlinePassed | None:
-        """Return that the wait for standbys is over, if they will not come."""
+    def look(self, job: Job, found: Allocation) -> StandbysGone | None:
+        """Return that the standbys on order are gone, if they are."""
         if not job.ordered.nodes:
             self._needed.pop(job.name, None)
         if self._is_ordering(job.name) or on_order(job, found) >= job.ordered.nodes:
@@ -52,7 +52,7 @@ class Orders:
         if polls < needed:
             return None
         self._needed[job.name] = min(2 * needed, _MOST)
-        return DeadlinePassed(job=job.name, wait=Wait.STANDBY, epoch=job.ordered.epoch)
+        return StandbysGone(job=job.name, epoch=job.ordered.epoch)
 
     def forget(self, live: set[str]) -> None:
         """Forget the jobs that are not among `live`."""

@@ -93,13 +93,11 @@ def event(
         return CancelRequested(job=status.job, reason=request.reason)
     if isinstance(request, wire.ReadyRequest):
         return NodeReady(job=status.job, node=request.node)
-    nodes = [slot.node for slot in status.slots if slot.node]
-    nodes += [standby.node for standby in status.standbys]
     asked = (request.node, *request.more)
-    first, *more = [node for node in dict.fromkeys(asked) if node in nodes] or [""]
+    first, *more = [node for node in dict.fromkeys(asked) if node in status.nodes] or [""]
     if not first:
         named = ", ".join(asked)
-        where = ", ".join(nodes) or "no node yet: `tmover status` shows when it has started"
+        where = ", ".join(status.nodes) or "no node yet: `tmover status` shows when it has started"
         msg = f"job {status.job} is not on {named}; it is on {where}"
         raise Refused(msg)
     return MoveRequested(job=status.job, node=first, reason=request.reason, more=tuple(more))

@@ -125,9 +125,7 @@ class Draft:
         node = self.job.agents[name].node
         for agent in [agent for agent in self.job.agents.values() if agent.node == node]:
             self._drop(agent.name, Farewell(1, f"lost: {reason}"))
-        self.set(fenced=self.job.fenced | {node})
-        if self.job.allocated:
-            self.set(left={**self.job.left, node: self.at})
+        self.set(left={**self.job.left, node: self.at})
         self.note(f"{node} is lost: {reason}")
         self.do(EndNode(job=self.job.name, node=node, reason=reason))
 
@@ -185,5 +183,4 @@ def avoided(job: Job, at: float) -> tuple[str, ...]:
     """Return the nodes that a standby of `job`, if ordered at the time `at`, must not be on."""
     used = {agent.node for agent in job.agents.values()}
     left = {node for node, since in job.left.items() if at - since < LEFT_S}
-    fenced = frozenset[str]() if job.allocated else job.fenced  # Slurm hears of repairs
-    return tuple(sorted(used | left | job.requests.keys() | fenced))
+    return tuple(sorted(used | left | job.requests.keys()))

@@ -264,6 +264,12 @@ class NodeLost(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class StandbysGone(Event, frozen=True, kw_only=True):
+    """The scheduler holds none of the standbys any more that were ordered with `epoch`."""
+
+    epoch: int
+
+
 class LeaseExpired(Event, frozen=True, kw_only=True):
     """Nothing was heard of the agent for the length of its lease."""
 
@@ -280,7 +286,7 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
     Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
-    CancelRequested, NodeLost, LeaseExpired, DeadlinePassed,
+    CancelRequested, NodeLost, StandbysGone, LeaseExpired, DeadlinePassed,
 ]  # fmt: skip
 FromAgent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,

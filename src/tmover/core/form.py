@@ -74,7 +74,7 @@ def join(draft: Draft, event: Joined) -> None:
             sandbox=slot is None,
         )
     )
-    draft.set(fenced=job.fenced - {event.node})
+    draft.set(left={node: at for node, at in job.left.items() if node != event.node})
     if slot is not None:
         draft.seat(slot, event.agent)
     _count_order(draft, event)

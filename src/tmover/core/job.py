@@ -49,6 +49,7 @@ from tmover.core.events import (
     Probe,
     Reported,
     Revoke,
+    StandbysGone,
     Start,
     Stop,
     Submitted,
@@ -75,7 +76,9 @@ from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
 _NOWHERE = Plan(epoch=0, members=())
-_OUTSIDE = (Submitted, MoveRequested, NodeReady, CancelRequested, NodeLost, LeaseExpired)
+_OUTSIDE = (
+    Submitted, MoveRequested, NodeReady, CancelRequested, NodeLost, StandbysGone, LeaseExpired,
+)  # fmt: skip
 
 
 def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
@@ -153,7 +156,15 @@ def _exit(job: Job, agent: Agent, code: int, reason: str) -> Exit:
 
 def _hear_outside(
     draft: Draft,
-    event: Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | LeaseExpired,
+    event: (
+        Submitted
+        | MoveRequested
+        | NodeReady
+        | CancelRequested
+        | NodeLost
+        | StandbysGone
+        | LeaseExpired
+    ),
 ) -> None:
     match event:
         case Submitted():
@@ -167,6 +178,8 @@ def _hear_outside(
         case NodeLost(node=node, reason=reason):
             for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
                 draft.lose(name, reason)
+        case StandbysGone(epoch=epoch):
+            _await_no_order(draft, epoch)
         case LeaseExpired(agent=name):
             draft.lose(name, "its agent was not heard of for the lease")
 
@@ -224,7 +237,13 @@ def _hear_clock(draft: Draft, event: DeadlinePassed) -> None:
             epochs.hear_no_more(draft, loss)
         case (Accusing() | Reporting()) as phase if (wait, epoch) == _report_due(phase):
             epochs.give_up_silent(draft, phase.loss)
-    if (wait, epoch) == (Wait.STANDBY, job.ordered.epoch):
+    if wait is Wait.STANDBY:
+        _await_no_order(draft, epoch)
+
+
+def _await_no_order(draft: Draft, epoch: int) -> None:
+    """Wait no longer for standbys ordered with `epoch`: what is still needed is ordered anew."""
+    if epoch == draft.job.ordered.epoch:
         draft.set(ordered=Ordered(0, epoch))
 
 

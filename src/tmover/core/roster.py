@@ -131,10 +131,8 @@ class Job:
     agents: Mapping[str, Agent] = dataclasses.field(default_factory=dict)
     gone: Mapping[str, Farewell] = dataclasses.field(default_factory=dict)
     """Agents that were lost, released or refused. None of them ever comes back."""
-    fenced: frozenset[str] = frozenset()
-    """Nodes that were lost and have not come back with another agent."""
     left: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """When a node was left because that was asked for, or was lost."""
+    """When a node was left because that was asked for, or was lost, if it has not come back."""
     unreleased: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """Leavers that still hold their state, by slot: best candidates if their joiner is lost."""
     requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)

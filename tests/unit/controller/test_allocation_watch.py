@@ -19,10 +19,9 @@ from tmover.core.events import (
     CANCELLED,
     AnyEvent,
     CancelRequested,
-    DeadlinePassed,
     MoveRequested,
+    StandbysGone,
     Submitted,
-    Wait,
 )
 from tmover.core.job import Job
 from tmover.errors import ConfigError, SchedulerError, SlurmUnreachable
@@ -179,7 +178,7 @@ def test_a_standby_that_is_gone_before_it_has_joined_is_ordered_anew(
 
     watched.looks(10)
 
-    assert watched.posted == [DeadlinePassed(job="j", wait=Wait.STANDBY, epoch=1)]
+    assert watched.posted == [StandbysGone(job="j", epoch=1)]
     assert "a standby of job j is gone before it has joined: it is ordered anew" in caplog.text
 
 

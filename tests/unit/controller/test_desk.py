@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tmover.controller.desk import NOTES_KEPT, Desk
@@ -21,6 +22,7 @@ from tmover.core.events import (
     Looping,
     Note,
     OrderNode,
+    StandbysGone,
     Submitted,
     Wait,
 )
@@ -132,17 +134,22 @@ def test_only_jobs_in_allocations_that_have_not_ended_are_looked_after_there(
     ]  # fmt: skip
 
 
-def test_an_order_that_came_to_nothing_in_time_is_dropped(journal: Journal) -> None:
+@pytest.mark.parametrize(
+    "end", [DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=0), StandbysGone(job="1", epoch=0)]
+)
+def test_an_order_that_came_to_nothing_is_dropped(
+    journal: Journal, end: DeadlinePassed | StandbysGone
+) -> None:
     desk = Desk(
         journal, lambda job, event: repeats(job, event) if event == SUBMITTED else (job, [])
     )
     feed(desk, SUBMITTED)
 
     feed(desk, DeadlinePassed(job="1", wait=Wait.FORM, epoch=0))
-    feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=9))  # of another order
+    feed(desk, msgspec.structs.replace(end, epoch=9))  # of another order
     assert desk.ledgers["1"].effects == [LOST, ORDER, ORDER]
     assert desk.is_ordering("1")
-    feed(desk, DeadlinePassed(job="1", wait=Wait.STANDBY, epoch=0))
+    feed(desk, end)
 
     assert desk.ledgers["1"].effects == [LOST]
     assert not desk.is_ordering("1")

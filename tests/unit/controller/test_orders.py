@@ -8,7 +8,7 @@ import pytest
 
 from support.jobs import Story
 from tmover.controller.orders import Orders, on_order
-from tmover.core.events import DeadlinePassed, Wait
+from tmover.core.events import StandbysGone
 from tmover.core.job import Job
 from tmover.core.roster import Ordered
 from tmover.scheduler.interface import Allocation, Fate
@@ -16,7 +16,7 @@ from tmover.scheduler.interface import Allocation, Fate
 FORMED = Story(nnodes=2, standbys=0, allocated=True).training().job
 SEAT = FORMED.agents[FORMED.slots[0]].node
 WAITS = dataclasses.replace(FORMED, ordered=Ordered(1, 7))
-OVER = DeadlinePassed(job="j", wait=Wait.STANDBY, epoch=7)
+OVER = StandbysGone(job="j", epoch=7)
 
 
 def found(at: float, standbys: int = 0, *nodes: str) -> Allocation:

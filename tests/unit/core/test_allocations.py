@@ -26,6 +26,7 @@ from tmover.core.events import (
     LeaseExpired,
     OrderNode,
     ReleaseNode,
+    StandbysGone,
     Stop,
     Submitted,
     Wait,
@@ -155,6 +156,14 @@ def test_standbys_with_another_number_of_workers_are_not_ordered_for_ever() -> N
         story.tell(Joined(job="j", agent=f"x{n}", node="n7", address="n7", nproc=9, standby=True))
 
     assert story.job.ordered.nodes == 0
+
+
+def test_an_order_of_which_nothing_is_left_is_made_again() -> None:
+    story = kept(standbys=0).training()
+    epoch = story.job.ordered.epoch
+
+    assert orders(story.tell(StandbysGone(job="j", epoch=epoch - 1))) == []
+    assert orders(story.tell(StandbysGone(job="j", epoch=epoch))) == [order("n0", "n1", "n2")]
 
 
 def test_a_job_that_keeps_no_standbys_orders_none() -> None:

@@ -39,6 +39,7 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Reported,
+    StandbysGone,
     Start,
     Stop,
     Verified,
@@ -270,6 +271,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(wait=st.sampled_from(list(Wait)), off=back)
     def deadline_passed(self, wait: Wait, off: int) -> None:
         self.feed(DeadlinePassed(job="j", wait=wait, epoch=self.job.epoch + off))
+
+    @rule(off=back)
+    def standbys_gone(self, off: int) -> None:
+        self.feed(StandbysGone(job="j", epoch=self.job.ordered.epoch + off))
 
     @rule()
     def cancelled(self) -> None:

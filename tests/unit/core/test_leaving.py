@@ -100,11 +100,11 @@ def test_a_node_that_was_left_is_not_asked_for_until_it_is_ready() -> None:
 def test_a_lost_node_that_is_ready_is_asked_for_again() -> None:
     story = Story(standbys=2).training()
     assert any(isinstance(action, EndNode) for action in story.tell(expired("s0")))
-    assert story.job.fenced == {"m0"}
+    assert story.job.left.keys() == {"m0"}
 
     story.tell(NodeReady(job="j", node="m0"))
 
-    assert story.job.fenced == frozenset()
+    assert story.job.left == {}
 
 
 def test_a_node_that_waits_to_be_left_stays_once_it_is_ready() -> None:

@@ -147,8 +147,7 @@ def outcome(one: Vacate, status: JobStatus) -> Outcome:
     if status.code is not None:
         return Outcome("the job has ended", is_over=True, is_vacated=True)
     leavers = () if status.move is None else tuple(status.move.leaver.split(", "))
-    held = {*(slot.node for slot in status.slots), *(other.node for other in status.standbys)}
-    if one.node not in {*held, *leavers}:
+    if one.node not in {*status.nodes, *leavers}:
         return Outcome(_where_to(one, status), is_over=True, is_vacated=True)
     if one.node not in leavers or status.move is None:
         if status.phase == "training":
