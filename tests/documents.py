@@ -12,7 +12,6 @@ import click
 from support import jobs
 from support.jobs import Story
 from tmover.core.events import (
-    Action,
     Answered,
     AnyEvent,
     CancelRequested,
@@ -23,6 +22,7 @@ from tmover.core.events import (
     Wait,
 )
 from tmover.core.job import Job, decide
+from tmover.core.orders import Action
 from tmover.core.phase import Ended
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 SPARED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
@@ -37,6 +37,26 @@ def python_argv(module: str) -> list[str]:
     """Return how to run `module` with this interpreter, the current directory not importable."""
     isolated = ["-P"] if sys.version_info >= (3, 11) else []
     return [sys.executable, *isolated, "-m", module]
+
+
+def spawn_apart(argv: Sequence[str], env: Mapping[str, str], log: pathlib.Path) -> int:
+    """Start a process in a session of its own, its output added to `log`; return its pid.
+
+    Signals of a terminal do to it what they do to any new process.
+    """
+    return os.posix_spawn(
+        argv[0],
+        list(argv),
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
+    )
 
 
 def die_with_parent(parent: int | None = None) -> None:

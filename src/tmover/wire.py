@@ -21,7 +21,8 @@ from typing import TypeVar, Union
 
 import msgspec
 
-from tmover.core.events import AnyOrder, FromAgent, Record
+from tmover.core.events import FromAgent, Record
+from tmover.core.orders import AnyOrder
 from tmover.errors import ProtocolError
 
 VERSION = b"tmover/1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pwd
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,8 +19,9 @@ from tmover.config import StandbyConfig
 from tmover.errors import ResizeRefused, SlurmDenied, SlurmRefused, SlurmUnreachable
 from tmover.scheduler.interface import NodeState
 from tmover.scheduler.slurm.client import SlurmClient
-from tmover.scheduler.slurm.commands import JobInfo, NodeDetail
+from tmover.scheduler.slurm.commands import JobInfo, NodeDetail, salloc_argv
 from tmover.scheduler.slurm.render import standby_options, standby_script
+from tmover.scheduler.slurm.run import Command, Run, run_command
 from tmover.scheduler.slurm.states import JobState
 
 HOSTILE = "a|b=c State=IDLE\n7|7|root|COMPLETED é %s"
@@ -38,7 +40,9 @@ class Cluster:
         lose: Callable[[str], object],
         reserve: Callable[[str, str], object],
         ordinary: str,
+        run: Run = run_command,
     ) -> None:
+        self.run = run
         self.connect = connect
         self.admin = connect(None)
         self.stop_slurmctld = stop
@@ -64,10 +68,13 @@ class Cluster:
             cwd=self.scratch,
         )
 
-    def allocate(self, nodes: int, *, wait_s: float) -> str:
-        options = [f"-N{nodes}", "--exclusive", "--no-kill"]
-        env = {"PATH": os.environ["PATH"]}
-        return self.admin.allocate(options, env=env, cwd=self.scratch, wait_s=wait_s)
+    def allocate(self, nodes: int) -> str:
+        """Hold nodes without a process, as `tmover submit --headless` does."""
+        argv = salloc_argv([f"-N{nodes}", "--exclusive", "--no-kill"])
+        held = self.run(Command(argv=tuple(argv), cwd=str(self.scratch)))
+        found = re.search("Granted job allocation ([0-9]+)", held.err)
+        assert found, held
+        return found[1]
 
     def job(self, job_id: str) -> JobInfo:
         (found,) = [job for job in self.admin.jobs() if job.id == job_id]
@@ -139,13 +146,13 @@ def _faked(scratch: pathlib.Path) -> Cluster:
         fake.reserve(name, nodes, start=time.time(), minutes=1)
 
     return Cluster(
-        connect, scratch=scratch, stop=stop, lose=fake.lose, reserve=reserve, ordinary="nobody"
-    )
+        connect, scratch=scratch, stop=stop, lose=fake.lose, reserve=reserve, ordinary="nobody",
+        run=fake,
+    )  # fmt: skip
 
 
 def test_slurmctld_that_is_up_answers_a_ping(cluster: Cluster) -> None:
     assert cluster.admin.ping()
-    assert cluster.admin.version() >= (22, 5)
 
 
 def test_nodes_without_jobs_are_idle_and_come_in_order(cluster: Cluster) -> None:
@@ -153,7 +160,7 @@ def test_nodes_without_jobs_are_idle_and_come_in_order(cluster: Cluster) -> None
 
     assert [node.name for node in nodes] == [f"node{k}" for k in range(1, 7)]
     assert {node.state for node in nodes} == {NodeState.IDLE}
-    assert all(node.address and not node.reason and not node.reason_user for node in nodes)
+    assert all(node.address and not node.reason for node in nodes)
 
 
 def test_a_job_is_shown_as_it_was_submitted(cluster: Cluster) -> None:
@@ -212,12 +219,11 @@ def test_a_cancelled_job_is_over_and_cancelling_it_again_is_harmless(cluster: Cl
     cluster.admin.cancel([running])
 
 
-def test_neither_a_signal_nor_the_end_of_a_job_step_ends_the_job(cluster: Cluster) -> None:
+def test_a_signal_does_not_end_the_job(cluster: Cluster) -> None:
     job_id = cluster.submit("-N1")
     cluster.running(job_id)
 
     cluster.admin.cancel([job_id], signal="USR1")
-    cluster.admin.cancel_step(f"{job_id}.7")
 
     assert cluster.job(job_id).state is JobState.RUNNING
 
@@ -256,22 +262,14 @@ def test_a_job_is_resized_once_only_without_slurmdbd(cluster: Cluster) -> None:
 
 
 def test_an_allocation_without_a_shell_gives_any_node_back(cluster: Cluster) -> None:
-    job_id = cluster.allocate(2, wait_s=20)
+    job_id = cluster.allocate(2)
     job = cluster.running(job_id)
     assert job.batch_host in ("", job.nodes[0])
+    assert job.num_nodes == 2
 
     cluster.admin.shrink(job_id, [job.nodes[1]])
 
     assert cluster.job(job_id).nodes == (job.nodes[1],)
-
-
-def test_an_allocation_that_does_not_come_in_time_is_taken_back(cluster: Cluster) -> None:
-    cluster.running(cluster.submit("-N5"))
-
-    with pytest.raises(SlurmRefused, match="not free within 2 s"):
-        cluster.allocate(2, wait_s=2)
-
-    eventually(lambda: not any(job.state.is_pending for job in cluster.admin.jobs()))
 
 
 def test_a_job_that_is_over_cannot_be_resized(cluster: Cluster) -> None:
@@ -294,7 +292,6 @@ def test_a_drained_node_says_why_and_is_resumed(cluster: Cluster) -> None:
     node = cluster.node("node2")
     assert node.state is NodeState.DRAINED
     assert node.reason == "fan | State=IDLE é broken"
-    assert node.reason_user == pwd.getpwuid(os.geteuid()).pw_name
 
     cluster.admin.drain("node2", "again")
     cluster.admin.resume("node2")

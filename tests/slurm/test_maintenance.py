@@ -164,7 +164,10 @@ def test_who_may_not_drain_is_told_what_an_administrator_must_do(site: Site) -> 
         "scontrol update NodeName=node2 State=DRAIN Reason='tmover:0a1b2c fan'"
     )
     with Client(site.cast.state) as client:
-        assert drain.move(client, ["node6"], "x", said.append, 10.0).nodes == frozenset()
+        assert (
+            drain.move(client, ["node6"], "x", said.append, request_s=10.0, wait_s=60.0).nodes
+            == frozenset()
+        )
 
 
 def test_who_may_not_undrain_is_told_so(site: Site) -> None:

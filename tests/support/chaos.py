@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from support.process import Frame, Kind
 from tmover.core import rank as rules
-from tmover.core.events import (
-    AnyEvent,
-    DeadlinePassed,
-    LeaseExpired,
-    MoveRequested,
-    NodeLost,
-    Stop,
-    Welcome,
-)
+from tmover.core.events import AnyEvent, DeadlinePassed, LeaseExpired, MoveRequested, NodeLost
+from tmover.core.orders import Stop, Welcome
 
 if TYPE_CHECKING:
     from support.world import SimAgent, World

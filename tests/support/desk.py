@@ -14,7 +14,8 @@ import zmq
 from tmover import wire
 from tmover.controller import keys
 from tmover.controller.client import ADDRESS_FILE, Address
-from tmover.core.events import AnyOrder, Joined, Welcome
+from tmover.core.events import Joined
+from tmover.core.orders import AnyOrder, Welcome
 
 M = TypeVar("M")
 

@@ -94,8 +94,6 @@ class FakeSlurm:
         }
         if name not in programs:
             raise NotFaked(str(command))
-        if args == ["--version"]:
-            return _says("slurm-wlm 22.05.8\n")
         if not self.is_up:
             return self._is_down(args)
         self.schedule()
@@ -163,11 +161,6 @@ class FakeSlurm:
         return _fails(_DOWN)
 
     def _squeue(self, args: list[str], user: str, command: Command) -> Completed:
-        if args[:2] == ["-h", "-j"] and args[3:] == ["-O", "NumNodes:|"]:
-            job = self.jobs.get(args[2])
-            if job is None:
-                return _fails("slurm_load_jobs error: Invalid job id specified")
-            return _says(f"{len(job.nodes) or job.wanted}|\n")
         options, fields, mark = _table(args, ["-h", "-a", "-r", "-t", "all"], str(command))
         users = None
         if options:
@@ -183,6 +176,7 @@ class FakeSlurm:
                 "NodeList": hostlist.fold(job.nodes),
                 "BatchHost": job.batch_host,
                 "RestartCnt": str(job.restarts),
+                "NumNodes": str(len(job.nodes) or job.wanted),
                 "Reason": job.reason,
                 "EndTime": job.end_time,
                 "Partition": "main",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tmover.core.events import (
-    Action,
     AnyEvent,
     Broken,
     DeadlinePassed,
@@ -20,7 +19,6 @@ from tmover.core.events import (
     Left,
     Looping,
     MoveRequested,
-    Note,
     Passed,
     Prepared,
     Reported,
@@ -30,6 +28,7 @@ from tmover.core.events import (
     Warm,
 )
 from tmover.core.job import Job, decide
+from tmover.core.orders import Action, Note
 from tmover.core.phase import Phase
 
 SCHEMA = {"model": "m", "optimizer": "o"}

@@ -16,7 +16,8 @@ from tmover.core.events import NO_STEP
 from tmover.core.rank import Rank
 
 if TYPE_CHECKING:
-    from tmover.core.events import Assign, FromAgent, Plan, Prepare
+    from tmover.core.events import FromAgent, Plan
+    from tmover.core.orders import Assign, Prepare
 
 SCHEMA = {"model": "m"}
 NOTHING = 0

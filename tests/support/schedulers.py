@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar, Union
 
 from tmover import wire
-from tmover.core.events import Errand
+from tmover.core.orders import Errand
 from tmover.scheduler.interface import Allocation, NodeInfo, Outcome
 
 T = TypeVar("T")

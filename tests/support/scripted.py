@@ -24,31 +24,33 @@ import zmq
 from tmover import wire
 from tmover.controller.client import Channel, Connection, ask
 from tmover.core.events import (
-    Abort,
     Answered,
-    AnyOrder,
-    Arm,
-    Assign,
     Broken,
-    Done,
     Entered,
     Finished,
     FromAgent,
     Joined,
     Launched,
     Looping,
-    Order,
     Passed,
     Plan,
-    Prepare,
     Prepared,
-    Probe,
     Reported,
+    Verified,
+    Warm,
+)
+from tmover.core.orders import (
+    Abort,
+    AnyOrder,
+    Arm,
+    Assign,
+    Done,
+    Order,
+    Prepare,
+    Probe,
     Revoke,
     Start,
     Stop,
-    Verified,
-    Warm,
     Welcome,
 )
 from tmover.errors import ControllerUnavailable, Refused

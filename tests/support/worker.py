@@ -12,25 +12,19 @@ import dataclasses
 from support.process import SCHEMA, Attempt, Frame, Kind, Process, Stage, mixed
 from tmover.core import rank as rules
 from tmover.core.events import (
-    Abort,
-    AnyOrder,
-    Arm,
-    Assign,
     Broken,
     Entered,
     Finished,
     Looping,
     Passed,
     Plan,
-    Prepare,
     Prepared,
     PrepareFailed,
     Reported,
-    Revoke,
-    Start,
     Verified,
     Warm,
 )
+from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Prepare, Revoke, Start
 from tmover.core.rank import Resolution, Saving, Verdict, Vote
 
 TRAINING = (

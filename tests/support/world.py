@@ -18,32 +18,34 @@ from support.chaos import Chaos, disturb
 from support.process import Frame, Kind, Process, mixed
 from support.worker import Worker
 from tmover.core.events import (
-    Action,
     Answered,
     AnyEvent,
-    AnyOrder,
-    ArmDeadline,
-    Assign,
     DeadlinePassed,
-    EndNode,
     Exited,
     Finished,
     FromAgent,
     Joined,
     Launched,
     LeaseExpired,
+    Plan,
+    Submitted,
+    Wait,
+)
+from tmover.core.job import Job, decide, wake
+from tmover.core.orders import (
+    Action,
+    AnyOrder,
+    ArmDeadline,
+    Assign,
+    EndNode,
     Order,
     OrderNode,
-    Plan,
     Prepare,
     Probe,
     Start,
     Stop,
-    Submitted,
-    Wait,
     Welcome,
 )
-from tmover.core.job import Job, decide, wake
 from tmover.core.phase import Ended, Waiting
 
 MAX_TICKS = 20_000

@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tmover import wire
-from tmover.core.events import AnyOrder, FromAgent, Submitted, Welcome
+from tmover.core.events import FromAgent, Submitted
+from tmover.core.orders import AnyOrder, Welcome
 from tmover.errors import ProtocolError
 
 Decoder = Callable[[Sequence[bytes]], object]

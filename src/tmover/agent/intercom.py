@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import zmq
 
 from tmover import wire
-from tmover.core.events import NO_STEP, AnyOrder, FromAgent, Stop, Welcome
+from tmover.core.events import NO_STEP, FromAgent
+from tmover.core.orders import AnyOrder, Stop, Welcome
 from tmover.errors import ProtocolError
 
 logger = logging.getLogger(__name__)

@@ -24,16 +24,12 @@ from tmover.agent.signals import SignalPipe
 from tmover.agent.team import Team
 from tmover.agent.uplink import Uplink
 from tmover.config import AgentEnvironment, Config, is_slurm_job
-from tmover.core.events import (
+from tmover.core.events import Answered, Exited, Joined, Launched, Left
+from tmover.core.orders import (
     Abort,
-    Answered,
     Arm,
     Assign,
     Done,
-    Exited,
-    Joined,
-    Launched,
-    Left,
     Prepare,
     Probe,
     Revoke,

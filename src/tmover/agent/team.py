@@ -12,7 +12,8 @@ from tmover.agent.crew import Crew, Loss
 from tmover.agent.intercom import Intercom, new_address
 from tmover.agent.launcher import Launcher
 from tmover.config import AgentConfig
-from tmover.core.events import CARRIED_ALONG, AnyOrder, FromAgent, Joined, Welcome
+from tmover.core.events import CARRIED_ALONG, FromAgent, Joined
+from tmover.core.orders import AnyOrder, Welcome
 from tmover.process import SPARED
 
 _LAST_WORD_MS = 20

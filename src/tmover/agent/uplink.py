@@ -16,7 +16,8 @@ import zmq
 from tmover import wire
 from tmover.config import AgentConfig, AgentEnvironment
 from tmover.controller.client import Channel, Connection
-from tmover.core.events import FromAgent, Joined, Stop
+from tmover.core.events import FromAgent, Joined
+from tmover.core.orders import Stop
 from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from tmover.cli.duration import duration
 from tmover.cli.hosts import flat, hostlist
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
@@ -29,6 +30,14 @@ Say = Callable[[News], object]
 @click.option(
     "--reason", type=Text(), required=True, help="Shown by `sinfo -R`, kept in the journal."
 )
+@click.option(
+    "--wait",
+    "wait_s",
+    type=duration,
+    default="10m",
+    show_default=True,
+    help="How long to wait until the nodes are left. What was asked stays asked after that.",
+)
 @click.option("--no-move", is_flag=True, help="Only drain; jobs stay where they are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @state_option
@@ -36,6 +45,7 @@ def command(
     *,
     nodes: tuple[tuple[str, ...], ...],
     reason: str,
+    wait_s: float,
     no_move: bool,
     as_json: bool,
     state: pathlib.Path | None,
@@ -46,8 +56,8 @@ def command(
     the right to drain, the ranks are moved all the same, and it is said what an administrator must
     do.
 
-    Exit codes: 0 all nodes are drained or left, 1 a move was aborted, 3 a node is neither drained
-    nor left, 4 no controller answers.
+    Exit codes: 0 all nodes are drained or left, 1 a move was aborted or not done in time, 3 a node
+    is neither drained nor left, 4 no controller answers.
     """
     from tmover.config import load, state_directory
     from tmover.controller.client import Client
@@ -59,11 +69,13 @@ def command(
 
     names = flat(nodes)
     mark = drains.reason_of(drains.new_id(), reason)
-    drained = drain(SlurmClient(), names, mark, say)
+    configuration = load()
+    drained = drain(SlurmClient(timeout_s=configuration.slurm.command_s), names, mark, say)
     moved = Moved(frozenset(), is_whole=True)
     if not no_move:
         with Client(state_directory(state)) as client:
-            moved = move(client, names, mark, say, load().controller.request_s)
+            request_s = configuration.controller.request_s
+            moved = move(client, names, mark, say, request_s=request_s, wait_s=wait_s)
     untouched = set(names) - drained - moved.nodes
     sys.exit((3 if untouched else 0) if moved.is_whole else 1)
 
@@ -113,7 +125,15 @@ class Moved(NamedTuple):
     """Whether no move was aborted."""
 
 
-def move(client: Client, names: Sequence[str], reason: str, say: Say, request_s: float) -> Moved:
+def move(
+    client: Client,
+    names: Sequence[str],
+    reason: str,
+    say: Say,
+    *,
+    request_s: float,
+    wait_s: float,
+) -> Moved:
     """Have the nodes left by all jobs, saying what happens until that is done."""
     from tmover.cli.moving import follow, leave, live_jobs
 
@@ -134,7 +154,7 @@ def move(client: Client, names: Sequence[str], reason: str, say: Say, request_s:
     def tell(job: str, news: News) -> None:
         say(News(news.phase, f"job {job}: {news.text}") if several else news)
 
-    failed = follow(client, asked, tell, request_s)
+    failed = follow(client, asked, tell, request_s=request_s, wait_s=wait_s)
     stuck = {node for nodes in failed.values() for node in nodes}
     left = {node for nodes in asked.values() for node in nodes} - stuck
     return Moved(frozenset(left), is_whole=not stuck)

@@ -20,7 +20,7 @@ from tmover.cli.batch import headless_directory, real_srun
 from tmover.cli.stop import Stopped
 from tmover.controller.keys import private_directory
 from tmover.errors import ConfigError, SchedulerError
-from tmover.process import ProcessId, exit_status, identify, wait_gone
+from tmover.process import ProcessId, exit_status, identify, spawn_apart, wait_gone
 from tmover.scheduler.slurm import render
 from tmover.scheduler.slurm.commands import salloc_argv
 
@@ -168,19 +168,7 @@ def _check(started: Mapping[ProcessId, pathlib.Path]) -> None:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], log: pathlib.Path) -> ProcessId:
     """Start a process of its own session that outlives this one."""
-    pid = os.posix_spawn(
-        argv[0],
-        list(argv),
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
-    )
+    pid = spawn_apart(argv, env, log)
     return identify(pid) or ProcessId(pid, int(time.monotonic()))
 
 

@@ -71,15 +71,16 @@ def run(
     def say(report: Report) -> None:
         click.echo(report.json() if as_json else plain(str(report)))
 
+    configuration = load()
     done = vacate(
-        SlurmClient(),
+        SlurmClient(timeout_s=configuration.slurm.command_s),
         state_directory(state),
         lead_s=lead_s,
         wait_s=wait_s,
         only=flat(only) or None,
         dry_run=dry_run,
         say=say,
-        request_s=load().controller.request_s,
+        request_s=configuration.controller.request_s,
     )
     sys.exit(0 if done else 1)
 

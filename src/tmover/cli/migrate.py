@@ -9,6 +9,7 @@ import time
 
 import click
 
+from tmover.cli.duration import duration
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
@@ -27,6 +28,14 @@ _POLL_S = 0.1
     show_default=True,
     help="Kept in the journal.",
 )
+@click.option(
+    "--wait",
+    "wait_s",
+    type=duration,
+    default="10m",
+    show_default=True,
+    help="How long to wait until it is done. What was asked stays asked after that.",
+)
 @click.option("--no-wait", is_flag=True, help="Return as soon as the controller has accepted.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @state_option
@@ -35,16 +44,18 @@ def command(
     node: str,
     job: str | None,
     reason: str,
+    wait_s: float,
     no_wait: bool,
     as_json: bool,
     state: pathlib.Path | None,
 ) -> None:
     """Move the ranks of NODE to a standby, training going on until the switch.
 
-    Prints what the move is doing until it is done (exit code 0) or aborted (1), and why. An aborted
-    move costs the job nothing.
+    Prints what the move is doing until it is done (exit code 0), or aborted or not done in time
+    (1), and why. An aborted move costs the job nothing.
     """
     from tmover import wire
+    from tmover.cli.moving import late
     from tmover.cli.watch import MoveWatch, News
     from tmover.config import load, state_directory
     from tmover.controller.client import Client
@@ -59,6 +70,7 @@ def command(
             return
         say(News("requested", accepted.text))
         watch: MoveWatch | None = None
+        until = time.monotonic() + wait_s
         while not no_wait:
             answer = client.request(wire.StatusRequest(job=accepted.job), request_s)
             if isinstance(answer, wire.StatusReply):
@@ -67,4 +79,7 @@ def command(
                     say(news)
                 if watch.is_over:
                     sys.exit(0 if watch.is_done else 1)
+            if time.monotonic() >= until:
+                say(late(wait_s))
+                sys.exit(1)
             time.sleep(_POLL_S)

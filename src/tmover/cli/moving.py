@@ -21,6 +21,12 @@ def live_jobs(client: Client, request_s: float) -> tuple[JobStatus, ...]:
     return answer.jobs if isinstance(answer, StatusReply) else ()
 
 
+def late(wait_s: float) -> News:
+    """Return that a move is not over in time, and what becomes of it."""
+    text = f"not done within {wait_s:g} s: it stays asked for, `tmover status` shows what it awaits"
+    return News("late", text)
+
+
 def leave(
     client: Client, job: str, nodes: Sequence[str], reason: str, request_s: float
 ) -> Accepted | None:
@@ -46,6 +52,11 @@ class JobMoves:
         self.failed: set[str] = set()
         """Nodes that are not left."""
 
+    def give_up(self) -> None:
+        """Wait no longer: what is not left counts as failed."""
+        self.failed |= {*self._nodes}
+        self._nodes.clear()
+
     @property
     def is_over(self) -> bool:
         """Whether nothing is waited for any more."""
@@ -65,9 +76,18 @@ class JobMoves:
 
 
 def follow(
-    client: Client, jobs: Mapping[str, Collection[str]], say: Say, request_s: float
+    client: Client,
+    jobs: Mapping[str, Collection[str]],
+    say: Say,
+    *,
+    request_s: float,
+    wait_s: float,
 ) -> dict[str, set[str]]:
-    """Say what the moves do until all are over; return the nodes not left, by job."""
+    """Say what the moves do until all are over, or the time is; return the nodes not left, by job.
+
+    A move that is not over goes on: what was asked stays asked.
+    """
+    until = time.monotonic() + wait_s
     moves = [JobMoves(job, nodes) for job, nodes in jobs.items()]
     while True:
         for move in [move for move in moves if not move.is_over]:
@@ -76,4 +96,9 @@ def follow(
                 say(move.job, news)
         if all(move.is_over for move in moves):
             return {move.job: move.failed for move in moves if move.failed}
-        time.sleep(_POLL_S)
+        if time.monotonic() >= until:
+            for move in [move for move in moves if not move.is_over]:
+                say(move.job, late(wait_s))
+                move.give_up()
+        else:
+            time.sleep(_POLL_S)

@@ -36,8 +36,7 @@ from tmover.owner import is_anothers, user_name
 from tmover.scheduler.hostlist import fold
 from tmover.scheduler.slurm import render
 from tmover.scheduler.slurm.client import SlurmClient
-from tmover.scheduler.slurm.refusals import refusal
-from tmover.scheduler.slurm.run import Command, Run, run_command
+from tmover.scheduler.slurm.run import Run, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +67,7 @@ def submit(job: BatchJob, run: Run = run_command, *, as_json: bool) -> None:
             number = _sbatch(job, client)
         with _undone_at_failure(job, client, number):
             stop_if_asked(signals)
-            nnodes = _size(run, number)
+            nnodes = _look_up(client, number).num_nodes
             _tell(job, number, nnodes)
             stop_if_asked(signals)
             info = _settled(client, number, signals)
@@ -206,15 +205,6 @@ def _undone_at_failure(job: BatchJob, client: SlurmClient, number: str) -> Itera
         else:
             click.echo(f"{why}: job {number} is cancelled", err=True)
         raise
-
-
-def _size(run: Run, number: str) -> int:
-    """Return how many nodes Slurm says the job has, or will have."""
-    command = Command(argv=tuple(render.size_argv(number)))
-    completed = run(command)
-    if completed.code:
-        raise refusal(command, completed)
-    return render.parse_size(completed.out)
 
 
 def _look_up(client: SlurmClient, number: str) -> JobInfo:

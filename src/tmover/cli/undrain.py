@@ -44,10 +44,11 @@ def command(*, nodes: tuple[tuple[str, ...], ...], state: pathlib.Path | None) -
         click.echo(plain(text))
 
     names = flat(nodes)
-    ready = undrain(SlurmClient(), names, say)
+    configuration = load()
+    ready = undrain(SlurmClient(timeout_s=configuration.slurm.command_s), names, say)
     try:
         with Client(state_directory(state)) as client:
-            tell(client, ready, say, load().controller.request_s)
+            tell(client, ready, say, configuration.controller.request_s)
     except ControllerUnavailable as error:
         if ready:
             say(f"no job was told: {error}")

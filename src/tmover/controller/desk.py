@@ -13,21 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tmover.controller.journal import Entry, Journal, Settled
-from tmover.core.events import (
-    Action,
-    AnyEvent,
-    DeadlinePassed,
-    EndJob,
-    EndNode,
-    Errand,
-    Note,
-    OrderNode,
-    ReleaseNode,
-    StandbysGone,
-    Submitted,
-    Wait,
-)
+from tmover.core.events import AnyEvent, DeadlinePassed, StandbysGone, Submitted, Wait
 from tmover.core.job import Job, decide
+from tmover.core.orders import Action, EndJob, EndNode, Errand, Note, OrderNode, ReleaseNode
 from tmover.core.phase import Stage
 from tmover.errors import JournalError
 

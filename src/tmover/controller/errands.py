@@ -18,7 +18,7 @@ from tmover.controller.desk import Ledger
 from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
 from tmover.core.draft import avoided
-from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.core.phase import Stage
 from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocations, Outcome, Scheduler

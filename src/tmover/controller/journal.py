@@ -21,7 +21,8 @@ from typing import Union
 import msgspec
 
 from tmover.controller.keys import private_directory
-from tmover.core.events import AnyEvent, Errand, Record
+from tmover.core.events import AnyEvent, Record
+from tmover.core.orders import Errand
 from tmover.errors import ConfigError, JournalError
 
 logger = logging.getLogger(__name__)

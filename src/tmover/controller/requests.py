@@ -9,14 +9,8 @@ from typing import Union
 from tmover import wire
 from tmover.controller.desk import Ledger
 from tmover.controller.journal import Entry
-from tmover.core.events import (
-    Action,
-    CancelRequested,
-    MoveRequested,
-    NodeReady,
-    Note,
-    Submitted,
-)
+from tmover.core.events import CancelRequested, MoveRequested, NodeReady, Submitted
+from tmover.core.orders import Action, Note
 from tmover.core.phase import Stage
 from tmover.errors import Refused
 

@@ -31,27 +31,29 @@ from tmover.controller.status import Views
 from tmover.controller.watch import AllocationWatch, Watch
 from tmover.controller.work import Item, Said, Work
 from tmover.core.events import (
-    Action,
     AnyEvent,
-    AnyOrder,
-    ArmDeadline,
     DeadlinePassed,
-    EndJob,
-    EndNode,
     Event,
     Exited,
     Joined,
     LeaseExpired,
     Left,
+    Submitted,
+    Wait,
+)
+from tmover.core.job import resume, wake
+from tmover.core.orders import (
+    Action,
+    AnyOrder,
+    ArmDeadline,
+    EndJob,
+    EndNode,
     Note,
     Order,
     OrderNode,
     ReleaseNode,
     Stop,
-    Submitted,
-    Wait,
 )
-from tmover.core.job import resume, wake
 from tmover.core.phase import Stage
 from tmover.errors import ConfigError, Refused, SchedulerError
 from tmover.scheduler.interface import Allocations, Scheduler

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tmover.controller.client import read_address
 from tmover.errors import ConfigError, ControllerUnavailable, TmoverError
-from tmover.process import ProcessId, identify, is_alive, python_argv, reap
+from tmover.process import ProcessId, identify, is_alive, python_argv, reap, spawn_apart
 
 _POLL_S = 0.01
 _START_S = 30.0
@@ -32,19 +32,7 @@ def start_controller(state: pathlib.Path, log: pathlib.Path, *, flags: Sequence[
     """Start `tmover controller` as a process of its own session."""
     argv = [*python_argv("tmover"), "--log-level", "INFO", "controller", "--state", str(state)]
     argv.extend(flags)
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
-    )
+    return spawn_apart(argv, os.environ, log)
 
 
 class Starter:

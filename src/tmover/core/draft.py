@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from tmover.core.events import (
+from tmover.core.events import Wait
+from tmover.core.orders import (
     Action,
     ArmDeadline,
     EndJob,
@@ -19,7 +20,6 @@ from tmover.core.events import (
     OrderNode,
     ReleaseNode,
     Stop,
-    Wait,
     Welcome,
 )
 from tmover.core.phase import Ended

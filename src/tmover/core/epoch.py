@@ -13,7 +13,8 @@ from typing import Union
 
 from tmover.core import blame
 from tmover.core.draft import Draft
-from tmover.core.events import Abort, Answered, Broken, Probe, Reported, Revoke, Wait
+from tmover.core.events import Answered, Broken, Reported, Wait
+from tmover.core.orders import Abort, Probe, Revoke
 from tmover.core.phase import (
     Accusation,
     Accusing,

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
-from tmover.core.events import NO_STEP, Joined, Start, Submitted, Wait
+from tmover.core.events import NO_STEP, Joined, Submitted, Wait
+from tmover.core.orders import Start
 from tmover.core.phase import Forming, New, Starting, Training
 from tmover.core.roster import Agent, Crashes, Farewell, Job
 

@@ -13,17 +13,15 @@ from tmover.core import epoch as epochs
 from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import (
-    Arm,
-    Done,
     Entered,
     MoveRequested,
     Passed,
-    Prepare,
     Prepared,
     PrepareFailed,
     Verified,
     Wait,
 )
+from tmover.core.orders import Arm, Done, Prepare
 from tmover.core.phase import (
     Armed,
     Move,

@@ -12,7 +12,8 @@ import dataclasses
 from tmover.core import blame, form, move, standby
 from tmover.core import epoch as epochs
 from tmover.core.draft import UNFIT, Draft
-from tmover.core.events import NO_STEP, SETTLED, Abort, Assign, Wait
+from tmover.core.events import NO_STEP, SETTLED, Wait
+from tmover.core.orders import Abort, Assign
 from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting, Waiting
 from tmover.core.roster import Job, worker_of
 

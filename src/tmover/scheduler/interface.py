@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tmover import wire
-from tmover.core.events import Errand
+from tmover.core.orders import Errand
 
 
 class NodeState(str, enum.Enum):

@@ -21,7 +21,7 @@ import msgspec
 
 from tmover.config import AgentEnvironment
 from tmover.errors import SchedulerError
-from tmover.process import ProcessId, identify, is_alive, python_argv, reap
+from tmover.process import ProcessId, identify, is_alive, python_argv, reap, spawn_apart
 from tmover.scheduler.fence import kill_everything
 from tmover.scheduler.holder import write_status
 from tmover.scheduler.hostlist import natural
@@ -35,19 +35,7 @@ Spawn = Callable[[pathlib.Path, pathlib.Path], int]
 def spawn_holder(step: pathlib.Path, log: pathlib.Path) -> int:
     """Start a holder as a process of its own."""
     argv = [*python_argv("tmover.scheduler.holder"), str(step)]
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM),
-    )
+    return spawn_apart(argv, os.environ, log)
 
 
 class LocalScheduler:

@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from tmover import config, wire
-from tmover.core.events import Stop, Welcome
+from tmover.core.orders import Stop, Welcome
 from tmover.errors import (
     ConfigError,
     ControllerUnavailable,

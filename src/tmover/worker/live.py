@@ -11,7 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.comm import intercept
 from tmover.comm.fabric import Mode
-from tmover.core.events import Assign, Looping, Warm
+from tmover.core.events import Looping, Warm
+from tmover.core.orders import Assign
 from tmover.core.rank import Resolution, Saving, Verdict
 from tmover.errors import ConfigError, Interrupted, LinkError
 from tmover.state.capture import Tracked

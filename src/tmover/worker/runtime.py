@@ -19,23 +19,8 @@ from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
 from tmover.config import WorkerEnvironment
 from tmover.core import rank as rules
-from tmover.core.events import (
-    NO_STEP,
-    Abort,
-    Arm,
-    Assign,
-    Done,
-    Finished,
-    FromAgent,
-    Plan,
-    Prepare,
-    Prepared,
-    PrepareFailed,
-    Revoke,
-    Start,
-    Stop,
-    Welcome,
-)
+from tmover.core.events import NO_STEP, Finished, FromAgent, Plan, Prepared, PrepareFailed
+from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point

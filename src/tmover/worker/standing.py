@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tmover.core import rank as rules
-from tmover.core.events import Assign, Broken, FromAgent, Plan, Reported, Start, Stop
+from tmover.core.events import Broken, FromAgent, Plan, Reported
+from tmover.core.orders import Assign, Start, Stop
 from tmover.core.rank import Rank, Resolution, Verdict, Vote
 
 Send = Callable[[FromAgent], None]

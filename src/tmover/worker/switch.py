@@ -12,15 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from tmover.core import rank as rules
-from tmover.core.events import (
-    Assign,
-    Entered,
-    Passed,
-    Plan,
-    Prepare,
-    PrepareFailed,
-    Verified,
-)
+from tmover.core.events import Entered, Passed, Plan, PrepareFailed, Verified
+from tmover.core.orders import Assign, Prepare
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.state.records import Record

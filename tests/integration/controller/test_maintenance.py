@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -147,12 +150,16 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(own: Cast, beside: 
 
 
 def drain_all(
-    cast: Cast, slurm: ScriptedSlurm, *names: str, say: Callable[[News], object]
+    cast: Cast,
+    slurm: ScriptedSlurm,
+    *names: str,
+    say: Callable[[News], object],
+    wait_s: float = 60.0,
 ) -> tuple[set[str], drain.Moved]:
     mark = "tmover:0a1b2c fan"
     drained = drain.drain(slurm, names, mark, say)
     with Client(cast.state) as client:
-        return drained, drain.move(client, names, mark, say, REQUEST_S)
+        return drained, drain.move(client, names, mark, say, request_s=REQUEST_S, wait_s=wait_s)
 
 
 def test_a_drained_node_is_left_and_taken_back(own: Cast, beside: Beside) -> None:
@@ -171,6 +178,32 @@ def test_a_drained_node_is_left_and_taken_back(own: Cast, beside: Beside) -> Non
         undrain.tell(client, ["node2"], told.append, REQUEST_S)
     assert slurm.asked == ["drain node2", "resume node2"]
     assert told[-1] == f"job {job}: node2 may be used again"
+
+
+def test_a_drain_that_finds_no_standby_in_time_says_what_becomes_of_it(own: Cast) -> None:
+    job, _ = own.form(2)
+    slurm, said = ScriptedSlurm("node1", "node2"), list[News]()
+
+    done = drain_all(own, slurm, "node2", say=said.append, wait_s=0.0)
+
+    assert done == ({"node2"}, drain.Moved(frozenset(), is_whole=False))
+    assert said[-1].phase == "late"
+    move = own.status(job).move
+    assert move is not None
+    assert move.leaver == "node2"
+
+
+def test_a_migration_that_finds_no_standby_in_time_says_what_becomes_of_it(own: Cast) -> None:
+    own.form(2)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "tmover", "migrate", "node2", "--wait", "0", "--state", own.state],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert ended.returncode == 1, ended.stderr
+    assert "not done within 0 s: it stays asked for" in ended.stdout
 
 
 def test_without_rights_the_ranks_move_all_the_same(own: Cast, beside: Beside) -> None:

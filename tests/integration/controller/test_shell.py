@@ -19,17 +19,9 @@ from tmover.controller.desk import Decide, Desk
 from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal
 from tmover.controller.shell import Controller
-from tmover.core.events import (
-    Action,
-    AnyEvent,
-    ArmDeadline,
-    CancelRequested,
-    Joined,
-    OrderNode,
-    Submitted,
-    Wait,
-)
+from tmover.core.events import AnyEvent, CancelRequested, Joined, Submitted, Wait
 from tmover.core.job import Job, decide
+from tmover.core.orders import Action, ArmDeadline, OrderNode
 from tmover.core.roster import Ordered
 
 CONFIG = Config(

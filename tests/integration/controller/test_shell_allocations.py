@@ -20,16 +20,9 @@ from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal, Settled
 from tmover.controller.shell import Controller
 from tmover.controller.work import Item, Said
-from tmover.core.events import (
-    CancelRequested,
-    EndJob,
-    Joined,
-    Left,
-    OrderNode,
-    ReleaseNode,
-    Submitted,
-)
+from tmover.core.events import CancelRequested, Joined, Left, Submitted
 from tmover.core.job import Job, decide
+from tmover.core.orders import EndJob, OrderNode, ReleaseNode
 from tmover.scheduler.interface import Allocation, Fate
 
 CONFIG = Config(controller=ControllerConfig(lease_s=0.3, poll_s=0.01))

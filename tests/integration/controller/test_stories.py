@@ -11,7 +11,7 @@ from support.scripted import (
 )
 from tmover import wire
 from tmover.controller.client import ask
-from tmover.core.events import Assign, Prepare, Revoke
+from tmover.core.orders import Assign, Prepare, Revoke
 
 Kill = Callable[..., None]
 """Called at each named point of a story, with what happens at that point."""

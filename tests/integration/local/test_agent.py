@@ -25,10 +25,8 @@ from tmover.core.events import (
     Left,
     Member,
     Plan,
-    Probe,
-    Start,
-    Stop,
 )
+from tmover.core.orders import Probe, Start, Stop
 from tmover.process import ProcessId, children, descendants, is_alive, is_stopped, send_signal
 from tmover.scheduler.inhabitants import find_agent, find_worker
 from tmover.scheduler.local import LocalScheduler

@@ -10,7 +10,8 @@ import zmq
 
 from tmover import wire
 from tmover.agent.intercom import Intercom, new_address
-from tmover.core.events import NO_STEP, Finished, Revoke, Stop, Welcome
+from tmover.core.events import NO_STEP, Finished
+from tmover.core.orders import Revoke, Stop, Welcome
 
 AGENT = "node1-aa"
 GREETING = wire.Greeting(job="7", agent=AGENT, boot="b", secret=b"s")

@@ -11,22 +11,19 @@ import pytest
 from tmover.controller.desk import NOTES_KEPT, Desk
 from tmover.controller.journal import Entry, Journal, Settled
 from tmover.core.events import (
-    Action,
     AnyEvent,
     CancelRequested,
     DeadlinePassed,
-    EndNode,
     Joined,
     Launched,
     LeaseExpired,
     Looping,
-    Note,
-    OrderNode,
     StandbysGone,
     Submitted,
     Wait,
 )
 from tmover.core.job import Job, decide
+from tmover.core.orders import Action, EndNode, Note, OrderNode
 from tmover.core.phase import Stage
 
 SUBMITTED = Submitted(job="1", nnodes=2, nproc=1, owner="ann")

@@ -16,16 +16,9 @@ from tmover.controller.desk import Ledger
 from tmover.controller.errands import Errands
 from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
-from tmover.core.events import (
-    EndJob,
-    EndNode,
-    Errand,
-    Joined,
-    OrderNode,
-    ReleaseNode,
-    Submitted,
-)
+from tmover.core.events import Joined, Submitted
 from tmover.core.job import decide
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.core.phase import Ended
 from tmover.core.roster import Job, Ordered
 from tmover.errors import ConfigError, SchedulerError

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmover.controller.journal import Entry, Journal, Settled
-from tmover.core.events import Broken, EndNode, Joined, Submitted
+from tmover.core.events import Broken, Joined, Submitted
+from tmover.core.orders import EndNode
 from tmover.errors import ConfigError, JournalError
 
 SUBMITTED = Submitted(job="1", at=1.5, nnodes=2, nproc=1, owner="ann")

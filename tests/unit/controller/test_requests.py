@@ -14,10 +14,10 @@ from tmover.core.events import (
     Joined,
     MoveRequested,
     NodeReady,
-    Note,
     Submitted,
 )
 from tmover.core.job import Job, decide
+from tmover.core.orders import Note
 from tmover.errors import Refused
 
 

@@ -16,22 +16,9 @@ from support.jobs import (
     verified,
 )
 from tmover.core.draft import LEFT_S, UNFIT
-from tmover.core.events import (
-    Action,
-    ArmDeadline,
-    CancelRequested,
-    EndJob,
-    EndNode,
-    Joined,
-    LeaseExpired,
-    OrderNode,
-    ReleaseNode,
-    StandbysGone,
-    Stop,
-    Submitted,
-    Wait,
-)
+from tmover.core.events import CancelRequested, Joined, LeaseExpired, StandbysGone, Submitted, Wait
 from tmover.core.job import resume, wake
+from tmover.core.orders import Action, ArmDeadline, EndJob, EndNode, OrderNode, ReleaseNode, Stop
 from tmover.core.phase import Ended, Forming, Preparing, Training
 
 

@@ -25,34 +25,36 @@ from support.jobs import (
 )
 from tmover.core.events import (
     CARRIED_ALONG,
-    Abort,
     Answered,
-    AnyOrder,
-    Arm,
-    ArmDeadline,
-    Assign,
     CancelRequested,
-    Done,
-    EndNode,
     Finished,
     Joined,
     Launched,
     Member,
     NodeLost,
+    Plan,
+    PrepareFailed,
+    Submitted,
+    Wait,
+)
+from tmover.core.job import Job, decide, resume, wake
+from tmover.core.orders import (
+    Abort,
+    AnyOrder,
+    Arm,
+    ArmDeadline,
+    Assign,
+    Done,
+    EndNode,
     Note,
     OrderNode,
-    Plan,
     Prepare,
-    PrepareFailed,
     Probe,
     Revoke,
     Start,
     Stop,
-    Submitted,
-    Wait,
     Welcome,
 )
-from tmover.core.job import Job, decide, resume, wake
 from tmover.core.phase import (
     Accusing,
     Armed,

@@ -13,11 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.jobs import Story, joined
 from tmover.core import standby
 from tmover.core.events import (
-    Abort,
-    Action,
     Answered,
     AnyEvent,
-    Assign,
     Broken,
     CancelRequested,
     DeadlinePassed,
@@ -31,23 +28,18 @@ from tmover.core.events import (
     MoveRequested,
     NodeLost,
     NodeReady,
-    Note,
-    Order,
     Passed,
     Plan,
-    Prepare,
     Prepared,
     PrepareFailed,
     Reported,
     StandbysGone,
-    Start,
-    Stop,
     Verified,
     Wait,
     Warm,
-    Welcome,
 )
 from tmover.core.job import Job, decide, resume, wake
+from tmover.core.orders import Abort, Action, Assign, Note, Order, Prepare, Start, Stop, Welcome
 from tmover.core.phase import (
     Accusing,
     Ended,

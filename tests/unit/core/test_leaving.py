@@ -1,13 +1,8 @@
 """Several nodes are left at once, and a node that was left is used again."""
 
 from support.jobs import Story, expired, joined, requested
-from tmover.core.events import (
-    EndNode,
-    MoveRequested,
-    NodeReady,
-    OrderNode,
-    Stop,
-)
+from tmover.core.events import MoveRequested, NodeReady
+from tmover.core.orders import EndNode, OrderNode, Stop
 from tmover.core.phase import Preparing, Training
 
 

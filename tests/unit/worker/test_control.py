@@ -8,7 +8,7 @@ import queue
 import zmq
 
 from tmover import wire
-from tmover.core.events import Done
+from tmover.core.orders import Done
 from tmover.worker.control import Control
 
 SOON_MS = 10_000

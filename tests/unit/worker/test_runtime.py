@@ -10,16 +10,8 @@ import pytest
 from tmover.comm.fabric import Fabric
 from tmover.comm.timeouts import Timeouts
 from tmover.config import WorkerEnvironment
-from tmover.core.events import (
-    Broken,
-    Member,
-    Plan,
-    Prepare,
-    Prepared,
-    Reported,
-    Start,
-    Stop,
-)
+from tmover.core.events import Broken, Member, Plan, Prepared, Reported
+from tmover.core.orders import Prepare, Start, Stop
 from tmover.worker import runtime as runtime_module
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity

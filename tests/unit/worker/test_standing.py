@@ -1,6 +1,7 @@
 import threading
 
-from tmover.core.events import Assign, Broken, FromAgent, Member, Plan, Reported
+from tmover.core.events import Broken, FromAgent, Member, Plan, Reported
+from tmover.core.orders import Assign
 from tmover.core.rank import Verdict, Vote
 from tmover.worker.standing import Standing
 

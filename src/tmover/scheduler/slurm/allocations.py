@@ -21,7 +21,7 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
-from tmover.core.events import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
 from tmover.owner import user_name
 from tmover.scheduler.hostlist import fold

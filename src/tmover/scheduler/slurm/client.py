@@ -12,7 +12,6 @@ from tmover.errors import SchedulerError
 from tmover.scheduler.slurm import commands
 from tmover.scheduler.slurm.commands import JobInfo, NodeDetail, Reservation
 from tmover.scheduler.slurm.refusals import (
-    allocation_refusal,
     refusal,
     resize_refusal,
     said,
@@ -85,14 +84,6 @@ class SlurmClient:
         """Return whether slurmctld is there. One that hangs counts as not there."""
         return commands.parse_ping(self._ping()[1].out)
 
-    def version(self) -> tuple[int, int]:
-        """Return the version of the commands, (22, 5) for 22.05.8; slurmctld is not asked."""
-        command = self._command(commands.version_argv())
-        completed = self._run(command)
-        if completed.code != 0:
-            raise refusal(command, completed)
-        return commands.parse_version(completed.out)
-
     def jobs(self, users: Collection[str] | None = None) -> list[JobInfo]:
         """Return all jobs of `users`, of everybody for None, with those that ended of late.
 
@@ -134,23 +125,6 @@ class SlurmClient:
         completed = self._call(argv, rpcs=1, env=scrubbed(env), cwd=cwd, stdin=text)
         return commands.parse_sbatch(completed.out)
 
-    def allocate(
-        self, options: Sequence[str], *, env: Mapping[str, str], cwd: pathlib.Path, wait_s: float
-    ) -> str:
-        """Allocate nodes that no process holds; return the job's id once it has them.
-
-        Not idempotent, as `submit`. Raises `SlurmRefused` if they are not free within `wait_s`.
-        """
-        completed = self._call(
-            commands.salloc_argv(options),
-            rpcs=2,
-            env=scrubbed(env),
-            cwd=cwd,
-            timeout_s=wait_s,
-            refused=allocation_refusal,
-        )
-        return commands.parse_salloc(completed.err)
-
     def cancel(self, job_ids: Collection[str], *, signal: str | None = None) -> None:
         """Cancel jobs, or signal all their job steps. Jobs that are over are left alone.
 
@@ -160,13 +134,6 @@ class SlurmClient:
             argv = commands.scancel_argv(sorted(job_ids), signal=signal)
             rpcs = len(job_ids) + (0 if signal is None else 2)
             self._call(argv, rpcs=rpcs, harmless=_GONE)
-
-    def cancel_step(self, step: str, *, signal: str | None = None) -> None:
-        """Kill the job step `8.0` at once, or signal it. One that has ended is left alone.
-
-        Returns when slurmctld has heard of it, not when the step is gone.
-        """
-        self._call(commands.scancel_argv([step], signal=signal), rpcs=3, harmless=_GONE)
 
     def shrink(self, job: str, keep: Sequence[str]) -> None:
         """Have `job` keep only the nodes in `keep`; what it runs on the others is killed at once.

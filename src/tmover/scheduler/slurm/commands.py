@@ -29,13 +29,14 @@ JOB_FIELDS = (
     "NodeList",
     "BatchHost",
     "RestartCnt",
+    "NumNodes",
     "Reason",
     "EndTime",
     "Partition",
     "Name",
     "Comment",
 )
-NODE_FIELDS = ("NodeList", "NodeAddr", "StateComplete", "User", "Reason")
+NODE_FIELDS = ("NodeList", "NodeAddr", "StateComplete", "Reason")
 
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown"})
 _RESERVATION_KEY = re.compile(
@@ -45,11 +46,9 @@ _RESERVATION_KEY = re.compile(
 )
 _PING = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
-_STEP_ID = re.compile(r"[0-9]+(_[0-9]+)?\.[0-9]+")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_VERSION = re.compile(r"^slurm(?:-wlm)? ([0-9]+)\.([0-9]+)", re.MULTILINE)
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
-_GRANTED = re.compile(r"Granted job allocation ([0-9]+)")
+_COUNT = re.compile(r"[0-9]+")
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +66,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     batch_host: str = ""
     """Where its batch script runs, "" if it has none."""
     restarts: int = 0
+    num_nodes: int = 0
+    """How many it has, or waits for."""
     reason: str = ""
     """Why it waits, or why it ended."""
     end_time: float | None = None
@@ -84,7 +85,6 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
     slurm_state: str
     """As Slurm prints it: `allocated+drain`."""
     reason: str = ""
-    reason_user: str = ""
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def parse_squeue(text: str, mark: str) -> list[JobInfo]:
     """Return the jobs. Raises `SchedulerError` if a line cannot be read.
 
     >>> m = "|#"
-    >>> line = m.join(["7", "7", "ann", "RUNNING", "n[1-2]", "n1", "0", "None", "9", "main"])
+    >>> line = m.join(["7", "7", "ann", "RUNNING", "n[1-2]", "n1", "0", "2", "None", "9", "main"])
     >>> job, = parse_squeue(f"{line}{m}a|b{m}(null){m}" + chr(10), m)
     >>> job.name, job.nodes, job.state.is_running
     ('a|b', ('n1', 'n2'), True)
@@ -131,14 +131,13 @@ def sinfo_argv(mark: str) -> list[str]:
 def parse_sinfo(text: str, mark: str) -> list[NodeDetail]:
     """Return the nodes, each once. Raises `SchedulerError` if a line cannot be read."""
     nodes: dict[str, NodeDetail] = {}
-    for name, address, state, user, reason in _rows(text, mark, len(NODE_FIELDS), "sinfo"):
+    for name, address, state, reason in _rows(text, mark, len(NODE_FIELDS), "sinfo"):
         nodes[name] = NodeDetail(
             name=name,
             address=address,
             state=node_state(state),
             slurm_state=state,
             reason=_value(reason),
-            reason_user=_value(user),
         )
     return sorted(nodes.values(), key=lambda node: hostlist.natural(node.name))
 
@@ -181,16 +180,11 @@ def salloc_argv(options: Sequence[str]) -> list[str]:
     return ["salloc", "--no-shell", *options]
 
 
-def parse_salloc(text: str) -> str:
-    """Return the id of the job that `salloc` reports on stderr. Raises `SchedulerError`."""
-    return _only(_GRANTED.search(text), f"salloc named no job id: {text[:200]!r}")
-
-
 def scancel_argv(ids: Sequence[str], *, signal: str | None = None) -> list[str]:
-    """Return how to cancel jobs or job steps, or to signal them."""
+    """Return how to cancel jobs, or to signal all their job steps."""
     for each in ids:
-        if not (_JOB_ID.fullmatch(each) or _STEP_ID.fullmatch(each)):
-            msg = f"{each!r} is no job id and no job step id"
+        if not _JOB_ID.fullmatch(each):
+            msg = f"{each!r} is no job id"
             raise ConfigError(msg)
     return ["scancel", *([] if signal is None else [f"--signal={signal}"]), *ids]
 
@@ -212,24 +206,6 @@ def drain_argv(node: str, reason: str) -> list[str]:
 def resume_argv(node: str) -> list[str]:
     """Return how to take `node` back into service."""
     return ["scontrol", "update", f"NodeName={_checked(node)}", "State=RESUME"]
-
-
-def version_argv() -> list[str]:
-    """Return how to ask for the version of the commands; slurmctld is not asked."""
-    return ["sinfo", "--version"]
-
-
-def parse_version(text: str) -> tuple[int, int]:
-    """Return the version. Raises `SchedulerError`.
-
-    >>> parse_version("slurm-wlm 22.05.8")
-    (22, 5)
-    """
-    match = _VERSION.search(text)
-    if match is None:
-        msg = f"sinfo --version printed {text[:200]!r}, which is no version of Slurm"
-        raise SchedulerError(msg)
-    return int(match[1]), int(match[2])
 
 
 def _format(fields: Sequence[str], mark: str) -> str:
@@ -255,6 +231,7 @@ def _job(
     nodes: str,
     host: str,
     restarts: str,
+    num_nodes: str,
     reason: str,
     end: str,
     partition: str,
@@ -269,12 +246,19 @@ def _job(
         state=JobState.parse(state),
         nodes=_expand(nodes),
         batch_host="" if host == "localhost" else _value(host),
-        restarts=int(restarts) if restarts.isascii() and restarts.isdigit() else 0,
+        restarts=_count(restarts),
+        num_nodes=_count(num_nodes),
         reason=_value(reason),
         end_time=_time(end),
         partition=partition,
         comment="" if comment == "(null)" else comment,
     )
+
+
+def _count(text: str) -> int:
+    """Return the number that a text begins with: `2-2` nodes are two. 0 if there is none."""
+    found = _COUNT.match(text)
+    return 0 if found is None else int(found[0])
 
 
 def _reservation(line: str) -> Iterator[Reservation]:

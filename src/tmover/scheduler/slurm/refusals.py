@@ -72,14 +72,6 @@ def resize_refusal(command: Command, completed: Completed) -> SchedulerError:
     return ResizeRefused(str(error), is_final=False)
 
 
-def allocation_refusal(command: Command, completed: Completed) -> SchedulerError:
-    """Return what a failed `salloc` stands for: at its deadline, it takes its request back."""
-    if completed.timed_out:
-        words = f"the nodes were not free within {command.timeout_s:g} s"
-        return SlurmRefused(_line(command, words, "`sinfo -s` shows what is; ask for fewer"))
-    return refusal(command, completed)
-
-
 def unreachable(command: Command, words: str) -> SlurmUnreachable:
     """Return the error for a slurmctld that does not answer."""
     return SlurmUnreachable(

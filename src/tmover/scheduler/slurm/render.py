@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from tmover.config import StandbyConfig
-from tmover.errors import SchedulerError
 from tmover.scheduler.slurm.options import (
     Option,
     directives,
@@ -64,24 +63,6 @@ def allocation_options(options: Iterable[Option], name: str) -> list[str]:
     """Return salloc's options for a job without a batch script, without `--no-shell`."""
     user = without(of_salloc(merged(options)), _OWN | {"job-name"})
     return ["--no-kill", f"--job-name={name}", *map(str, user)]
-
-
-def size_argv(job: str) -> list[str]:
-    """Return how to ask Slurm how many nodes a job has, or will have."""
-    return ["squeue", "-h", "-j", job, "-O", "NumNodes:|"]
-
-
-def parse_size(text: str) -> int:
-    """Return the number of nodes. Raises `SchedulerError`.
-
-    >>> parse_size("4|"), parse_size("2-2|")
-    (4, 2)
-    """
-    found = re.match(r"\s*(\d+)(?:-\d+)?\|", text)
-    if found is None:
-        msg = f"squeue printed {text[:200]!r}, which is no number of nodes"
-        raise SchedulerError(msg)
-    return int(found[1])
 
 
 def step_argv(

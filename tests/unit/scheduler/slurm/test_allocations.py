@@ -14,7 +14,7 @@ import pytest
 from support.fake_slurm import FakeJob, FakeSlurm
 from tmover import wire
 from tmover.config import SlurmConfig, StandbyConfig
-from tmover.core.events import EndJob, EndNode, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, OrderNode, ReleaseNode
 from tmover.errors import SchedulerError, SlurmRefused, SlurmUnreachable
 from tmover.scheduler.interface import Fate, Outcome
 from tmover.scheduler.slurm.allocations import Kept, SlurmAllocations, describe

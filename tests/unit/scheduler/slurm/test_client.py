@@ -182,8 +182,8 @@ def test_requests_are_counted_for_a_minute() -> None:
     [
         ("scancel: error: Kill job error on job id 7: Invalid job id specified",
          lambda client: client.cancel(["7"])),
-        ("scancel: error: Kill job error on job id 7.0: Job/step already completing or completed",
-         lambda client: client.cancel_step("7.0")),
+        ("scancel: error: Kill job error on job id 7: Job/step already completing or completed",
+         lambda client: client.cancel(["7"])),
         ("slurm_update error: Invalid node state specified", lambda client: client.resume("n1")),
     ],
 )  # fmt: skip

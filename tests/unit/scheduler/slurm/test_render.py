@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from tmover.config import StandbyConfig
-from tmover.errors import SchedulerError
 from tmover.scheduler.slurm import render
 from tmover.scheduler.slurm.options import Option, merged, sbatch, script_options
 
@@ -142,9 +141,3 @@ def test_logs_are_shown_as_what_a_shell_finds() -> None:
 
     assert shown == "/w/l/gpt-7.*.%.log"
     assert shlex.quote(shown) != shown
-
-
-@pytest.mark.parametrize("text", ["", "4", "N/A|", "|"])
-def test_no_number_of_nodes_is_an_error(text: str) -> None:
-    with pytest.raises(SchedulerError, match="no number of nodes"):
-        render.parse_size(text)
