@@ -1,7 +1,7 @@
 #!/bin/sh
-# Program of strigger: tells tmover at once of nodes that went down or were drained; otherwise it sees them at its next poll.
+# Program of strigger: tells tmover at once of nodes that went down; otherwise it sees them at its next poll.
 # Install where slurmctld runs: install -m 755 -D -t /usr/local/lib/tmover slurm/strigger.sh
-# As SlurmUser: for event in down drained; do strigger --set --node --$event --flags=PERM --program=/usr/local/lib/tmover/strigger.sh; done
+# As SlurmUser: strigger --set --node --down --flags=PERM --program=/usr/local/lib/tmover/strigger.sh
 #
 # Slurm calls it as SlurmUser with the nodes as its argument. /etc/tmover/hooks.conf, read by a shell, may set
 #   TMOVER=/opt/tmover/bin/tmover    TMOVER_STATE=/var/lib/tmover    where tmover and its controller's state are

@@ -2,7 +2,7 @@
 
 The first frame of every message is `VERSION`, so that two releases that do not understand each
 other fail with a sentence instead of a decoding error. The second is one tagged, frozen struct: an
-event or an order as `core.events` defines it, or one of the envelopes below, which no decision
+event or an order as `core` defines it, or one of the envelopes below, which no decision
 depends on.
 
 Each direction has its own union and its own decoder, so that nobody can say what is not theirs to

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from tmover.comm import lifetime
 from tmover.comm.frame import Header, Kind
-from tmover.comm.handshake import Hello
+from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
 from tmover.comm.opener import Identity
@@ -72,7 +72,7 @@ class Fabric:
         self.wiring = Wiring(
             self._identity,
             self.timeouts,
-            check=self._refusal,
+            check=lambda hello: refusal(hello, job, uid, self.worlds.is_past),
             on_word=self._on_word,
             on_lost=self._on_lost,
             on_failure=self._on_deaf,
@@ -358,18 +358,6 @@ class Fabric:
     def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
         """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
         return self.wiring.accept_state(uid, epoch=epoch, timeout_s=timeout_s)
-
-    # --- who may dial -----------------------------------------------------------------------------
-
-    def _refusal(self, hello: Hello) -> str:
-        """Return why a link is refused; nothing if it is welcome."""
-        if hello.job != self._identity.job:
-            return f"this is job {self._identity.job}, not {hello.job}"
-        if hello.receiver != self._identity.uid:
-            return f"this is {self._identity.uid}, not {hello.receiver}"
-        if self.worlds.is_past(hello.epoch):
-            return f"epoch {hello.epoch} is over"
-        return ""
 
     # --- ending -----------------------------------------------------------------------------------
 

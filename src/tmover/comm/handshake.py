@@ -45,6 +45,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.msgpack.Decoder(Hello)
 
 
+def refusal(hello: Hello, job: str, uid: str, is_past: Callable[[int], bool]) -> str:
+    """Return why `uid`, a rank of `job`, refuses a link; nothing if it is welcome."""
+    if hello.job != job:
+        return f"this is job {job}, not {hello.job}"
+    if hello.receiver != uid:
+        return f"this is {uid}, not {hello.receiver}"
+    if is_past(hello.epoch):
+        return f"epoch {hello.epoch} is over"
+    return ""
+
+
 def _prove(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
     return hmac.new(secret, who + hello + nonce, hashlib.sha256).digest()
 
