@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from tmover.comm import collectives, sandbox
+from tmover.comm import sandbox
+from tmover.comm.carrier import Carrier, OverLinks, Tensors
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.fifo import Fifo
 from tmover.comm.inbox import ANY, Answered, Message
-from tmover.comm.mesh import Mesh
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
-from tmover.comm.tensors import flat, give_back, reduction_of
+from tmover.comm.tensors import reduction_of
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -28,13 +28,8 @@ from tmover.errors import ConfigError, Interrupted, LinkError
 
 logger = logging.getLogger(__name__)
 
-Live = Callable[[Mesh], None]
-Answer = Callable[[], None]
-Tensors = list[torch.Tensor]
-
-
-def _nothing() -> None:
-    """Answer a reduction or a broadcast: the tensor is its own result."""
+Ask = Callable[[Carrier], None]
+"""Asks a carrier for one collective."""
 
 
 @untraced
@@ -71,21 +66,22 @@ class TmoverGroup(NamedGroup):
 
     # --- how every collective runs ----------------------------------------------------------------
 
-    def _start(
-        self, result: Any, live: Live, answer: Answer = _nothing, *, wait: bool = False
-    ) -> Work:
-        """Run `live` over the present links, or `answer` in its place where there are none."""
+    def _start(self, result: Any, ask: Ask, opts: Any) -> Work:
+        """Have a collective carried out by whatever carries them now."""
         if self._is_answered():
-            with torch.no_grad():
-                answer()
+            self._answer(ask)
             return Work(result)
-        strict = self.strict
-        work = Work(result, lambda: self._perform(live, answer, strict=strict, told=wait))
-        if wait:
+        strict, waits = self.strict, not getattr(opts, "asyncOp", True)
+        work = Work(result, lambda: self._perform(ask, strict=strict, told=waits))
+        if waits:
             self._fifo.run(work)
         else:
             self._fifo.submit(work)
         return work
+
+    def _answer(self, ask: Ask) -> None:
+        with torch.no_grad():
+            ask(sandbox.Answers(self.rank()))
 
     def _is_answered(self) -> bool:
         """Return whether collectives are answered here; raise if they are refused."""
@@ -100,7 +96,7 @@ class TmoverGroup(NamedGroup):
             raise Interrupted(msg)
         return fabric.mode is not Mode.LIVE
 
-    def _perform(self, live: Live, answer: Answer, *, strict: bool, told: bool) -> Exception | None:
+    def _perform(self, ask: Ask, *, strict: bool, told: bool) -> Exception | None:
         """Carry a collective out; return what went wrong, if anybody is to know.
 
         `told`: the caller waits, so that he will. C++ looks at the result alone; then the next vote
@@ -114,7 +110,7 @@ class TmoverGroup(NamedGroup):
             mesh = fabric.mesh(world, self._name)
             mesh.timeout_s = self.timeout_s
             with torch.no_grad():
-                live(mesh)
+                ask(OverLinks(mesh))
         except LinkError as error:
             fabric.observe(epoch, error.peers, str(error))
             why = str(error)
@@ -129,54 +125,29 @@ class TmoverGroup(NamedGroup):
             return None
         if strict or not fabric.attempt_open:
             return Interrupted(why)
-        with torch.no_grad():
-            answer()
+        self._answer(ask)
         return None
 
     # --- collectives ------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Reduce each tensor over all ranks."""
-        opts = opts if opts is not None else dist.AllreduceOptions()
-        op = opts if isinstance(opts, dist.ReduceOp) else opts.reduceOp
-        reduction = reduction_of(op)
-
-        def live(mesh: Mesh) -> None:
-            for tensor in tensors:
-                row = flat(tensor)
-                collectives.all_reduce(mesh, row, reduction)
-                give_back(row, tensor)
-
-        return self._start(tensors, live, wait=not getattr(opts, "asyncOp", True))
+        """Reduce each tensor over all ranks. `opts` may be the operation itself."""
+        options = opts if opts is not None else dist.AllreduceOptions()
+        if isinstance(options, dist.ReduceOp):
+            options = dist.AllreduceOptions()
+            options.reduceOp = opts
+        reduction_of(options.reduceOp)
+        return self._start(tensors, lambda carrier: carrier.allreduce(tensors, options), options)
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Make each tensor that of the root."""
-
-        def live(mesh: Mesh) -> None:
-            for tensor in tensors:
-                row = flat(tensor)
-                collectives.broadcast(mesh, row, opts.rootRank)
-                give_back(row, tensor)
-
-        return self._start(tensors, live, wait=not opts.asyncOp)
+        return self._start(tensors, lambda carrier: carrier.broadcast(tensors, opts), opts)
 
     def allgather(self, outs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """Gather each tensor from all ranks into a list."""
-
-        def live(mesh: Mesh) -> None:
-            for targets, tensor in zip(outs, tensors, strict=True):
-                rows = [flat(target) for target in targets]
-                collectives.all_gather(mesh, rows, flat(tensor))
-                for row, target in zip(rows, targets, strict=True):
-                    give_back(row, target)
-
-        def answer() -> None:
-            for targets, tensor in zip(outs, tensors, strict=True):
-                sandbox.repeat(targets, tensor)
-
-        return self._start(outs, live, answer, wait=_waits(opts))
+        return self._start(outs, lambda carrier: carrier.allgather(outs, tensors, opts), opts)
 
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """Gather a tensor from all ranks into one."""
@@ -186,18 +157,9 @@ class TmoverGroup(NamedGroup):
         self, outs: Tensors, tensors: Tensors, opts: Any = None
     ) -> Work:
         """Gather each tensor from all ranks into one."""
-
-        def live(mesh: Mesh) -> None:
-            for out, tensor in zip(outs, tensors, strict=True):
-                whole = flat(out)
-                collectives.all_gather(mesh, _parts(whole, mesh.size), flat(tensor))
-                give_back(whole, out)
-
-        def answer() -> None:
-            for out, tensor in zip(outs, tensors, strict=True):
-                sandbox.repeat_into(out, tensor)
-
-        return self._start(outs, live, answer, wait=_waits(opts))
+        return self._start(
+            outs, lambda carrier: carrier.all_gather_single_coalesced(outs, tensors, opts), opts
+        )
 
     def allgather_coalesced(self, outs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """Gather several tensors; `outs[r]` are those of rank r."""
@@ -209,19 +171,8 @@ class TmoverGroup(NamedGroup):
 
     def reduce_scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> Work:
         """Reduce lists of tensors over all ranks; each rank gets its place in them."""
-        reduction = reduction_of(opts.reduceOp)
-
-        def live(mesh: Mesh) -> None:
-            for out, parts in zip(outs, tensors, strict=True):
-                row = flat(out)
-                collectives.reduce_scatter(mesh, row, [flat(part) for part in parts], reduction)
-                give_back(row, out)
-
-        def answer() -> None:
-            for out, parts in zip(outs, tensors, strict=True):
-                sandbox.take(out, parts, self.rank())
-
-        return self._start(outs, live, answer, wait=_waits(opts))
+        reduction_of(opts.reduceOp)
+        return self._start(outs, lambda carrier: carrier.reduce_scatter(outs, tensors, opts), opts)
 
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
         """Reduce a tensor over all ranks; each rank gets its part."""
@@ -229,83 +180,40 @@ class TmoverGroup(NamedGroup):
 
     def reduce_scatter_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any) -> Work:
         """Reduce several tensors over all ranks; each rank gets its part of each."""
-        reduction = reduction_of(opts.reduceOp)
-
-        def live(mesh: Mesh) -> None:
-            for out, tensor in zip(outs, tensors, strict=True):
-                row = flat(out)
-                parts = _parts(flat(tensor), mesh.size)
-                collectives.reduce_scatter(mesh, row, parts, reduction)
-                give_back(row, out)
-
-        def answer() -> None:
-            for out, tensor in zip(outs, tensors, strict=True):
-                sandbox.take_from(out, tensor, self.rank())
-
-        return self._start(outs, live, answer, wait=_waits(opts))
+        reduction_of(opts.reduceOp)
+        return self._start(
+            outs, lambda carrier: carrier.reduce_scatter_single_coalesced(outs, tensors, opts), opts
+        )
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def barrier(self, opts: Any = None) -> Work:
         """Return once every rank has come here."""
-        return self._start(None, collectives.barrier, wait=_waits(opts))
+        return self._start(None, lambda carrier: carrier.barrier(opts), opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: Any = None
     ) -> None:
         """Return once every rank has come here."""
-        self._start(None, collectives.barrier, wait=True).wait()
+        self.barrier().wait()
 
     def gather(self, outs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
         """Gather a tensor from all ranks, on the root."""
-        targets = outs[0] if outs else []
-
-        def live(mesh: Mesh) -> None:
-            rows = [flat(target) for target in targets]
-            collectives.gather(mesh, rows, flat(tensors[0]), opts.rootRank)
-            for row, target in zip(rows, targets, strict=True):
-                give_back(row, target)
-
-        return self._start(
-            outs, live, lambda: sandbox.repeat(targets, tensors[0]), wait=_waits(opts)
-        )
+        return self._start(outs, lambda carrier: carrier.gather(outs, tensors, opts), opts)
 
     def scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> Work:
         """Give each rank the tensor that the root has for it."""
-        parts = tensors[0] if tensors else []
-
-        def live(mesh: Mesh) -> None:
-            row = flat(outs[0])
-            collectives.scatter(mesh, row, [flat(part) for part in parts], opts.rootRank)
-            give_back(row, outs[0])
-
-        return self._start(
-            outs, live, lambda: sandbox.take(outs[0], parts, self.rank()), wait=_waits(opts)
-        )
+        return self._start(outs, lambda carrier: carrier.scatter(outs, tensors, opts), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Reduce a tensor over all ranks, on the root."""
-        reduction = reduction_of(opts.reduceOp)
-
-        def live(mesh: Mesh) -> None:
-            row = flat(tensors[0]).clone()
-            collectives.all_reduce(mesh, row, reduction)
-            if mesh.rank == opts.rootRank:
-                give_back(row, tensors[0])
-
-        return self._start(tensors, live, wait=_waits(opts))
+        reduction_of(opts.reduceOp)
+        return self._start(tensors, lambda carrier: carrier.reduce(tensors, opts), opts)
 
     def alltoall(self, outs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
         """Give each rank the tensor this one has for it, and get one from each."""
-
-        def live(mesh: Mesh) -> None:
-            rows = [flat(out) for out in outs]
-            collectives.all_to_all(mesh, rows, [flat(tensor) for tensor in tensors])
-            for row, out in zip(rows, outs, strict=True):
-                give_back(row, out)
-
-        return self._start(outs, live, lambda: sandbox.pair(outs, tensors), wait=_waits(opts))
+        return self._start(outs, lambda carrier: carrier.alltoall(outs, tensors, opts), opts)
 
     def all_to_all_single(
         self,
@@ -316,21 +224,11 @@ class TmoverGroup(NamedGroup):
         opts: Any = None,
     ) -> Work:
         """Give each rank its part of a tensor, and get one part from each."""
-
-        def split(whole: torch.Tensor, sizes: Sequence[int]) -> Tensors:
-            row = flat(whole)
-            if not sizes:
-                return _parts(row, self.size())
-            width = row.numel() // max(1, whole.shape[0])
-            return list(torch.split(row, [size * width for size in sizes]))
-
-        def live(mesh: Mesh) -> None:
-            whole = flat(out)
-            parts = split(whole.view(out.shape), out_sizes)
-            collectives.all_to_all(mesh, parts, split(tensor, in_sizes))
-            give_back(whole, out)
-
-        return self._start([out], live, lambda: sandbox.repeat_into(out, tensor), wait=_waits(opts))
+        return self._start(
+            [out],
+            lambda carrier: carrier.all_to_all_single(out, tensor, out_sizes, in_sizes, opts),
+            opts,
+        )
 
     alltoall_base = all_to_all_single
 
@@ -383,16 +281,3 @@ class TmoverGroup(NamedGroup):
         """Refuse: groups are made with `new_group`."""
         msg = "split_group is not supported: make the group with new_group"
         raise ConfigError(msg)
-
-
-def _waits(opts: Any) -> bool:
-    """Return whether the caller waits for the collective, so that it may run in his thread."""
-    return opts is not None and not opts.asyncOp
-
-
-def _parts(row: torch.Tensor, count: int) -> Tensors:
-    width = row.numel() // count
-    if width * count != row.numel():
-        msg = f"a tensor of {row.numel()} elements cannot be split over {count} ranks"
-        raise ConfigError(msg)
-    return [row[i * width : (i + 1) * width] for i in range(count)]

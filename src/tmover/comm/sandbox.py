@@ -7,8 +7,62 @@ tensor as it is, a gathering repeats it, a scattering takes the own part of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+Tensors = list[torch.Tensor]
+
+
+class Answers:
+    """Carries collectives out without any peer, as rank `rank`."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> None:
+        """Leave the tensors: each is its own result."""
+
+    broadcast = reduce = allreduce
+
+    def barrier(self, opts: Any) -> None:
+        """Return: there is nobody to wait for."""
+
+    def allgather(self, outs: list[Tensors], tensors: Tensors, opts: Any) -> None:
+        for targets, tensor in zip(outs, tensors, strict=True):
+            repeat(targets, tensor)
+
+    def all_gather_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any) -> None:
+        for out, tensor in zip(outs, tensors, strict=True):
+            repeat_into(out, tensor)
+
+    def gather(self, outs: list[Tensors], tensors: Tensors, opts: Any) -> None:
+        repeat(outs[0] if outs else [], tensors[0])
+
+    def reduce_scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> None:
+        for out, rows in zip(outs, tensors, strict=True):
+            take(out, rows, self._rank)
+
+    def reduce_scatter_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any) -> None:
+        for out, tensor in zip(outs, tensors, strict=True):
+            take_from(out, tensor, self._rank)
+
+    def scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> None:
+        take(outs[0], tensors[0] if tensors else [], self._rank)
+
+    def alltoall(self, outs: Tensors, tensors: Tensors, opts: Any) -> None:
+        for rank, out in enumerate(outs):
+            take(out, tensors, rank)
+
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        out_sizes: Sequence[int],
+        in_sizes: Sequence[int],
+        opts: Any,
+    ) -> None:
+        repeat_into(out, tensor)
 
 
 def repeat(outs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
@@ -41,12 +95,6 @@ def take(out: torch.Tensor, tensors: Sequence[torch.Tensor], rank: int) -> None:
 def take_from(out: torch.Tensor, tensor: torch.Tensor, rank: int) -> None:
     """Answer a scattering out of one tensor."""
     take(out, torch.split(tensor.detach().reshape(-1), max(1, out.numel())), rank)
-
-
-def pair(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Answer an exchange: what goes out comes in."""
-    for rank, out in enumerate(outs):
-        take(out, tensors, rank)
 
 
 def blank(tensors: Sequence[torch.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,3 +86,21 @@ def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy the row back into the tensor it was made from, if it is not an alias of it."""
     if row.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(row.view(tensor.shape))
+
+
+def parts(row: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Split a row into `count` equal parts. Raises `ConfigError` if it has no such."""
+    width = row.numel() // count
+    if width * count != row.numel():
+        msg = f"a tensor of {row.numel()} elements cannot be split over {count} ranks"
+        raise ConfigError(msg)
+    return [row[i * width : (i + 1) * width] for i in range(count)]
+
+
+def portions(tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
+    """Split a tensor along its first dimension, evenly if no sizes are given."""
+    row = flat(tensor)
+    if not sizes:
+        return parts(row, count)
+    width = row.numel() // max(1, tensor.shape[0])
+    return list(torch.split(row, [size * width for size in sizes]))
