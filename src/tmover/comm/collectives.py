@@ -26,7 +26,8 @@ def all_reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction) -> None:
     if mesh.size == 1:
         return
     size = row.numel() * row.element_size()
-    call = mesh.call(Op.ALL_REDUCE, total=size, detail=detail_of(row, reduction))
+    ranks = None if size <= DIRECT_BYTES else _neighbours(mesh)
+    call = mesh.call(Op.ALL_REDUCE, ranks, total=size, detail=detail_of(row, reduction))
     if size <= FLAT_BYTES:
         _reduce_flat(mesh, call, row, reduction)
     elif size <= DIRECT_BYTES:
@@ -34,6 +35,11 @@ def all_reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction) -> None:
     else:
         _reduce_ring(mesh, call, row, reduction)
     reduction.finish(row, mesh.size)
+
+
+def _neighbours(mesh: Mesh) -> tuple[int, ...]:
+    """Return the ranks next to this one, around the ring."""
+    return (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
 
 
 def _gather_rows(mesh: Mesh, call: Call, rows: Rows, own: Sequence[torch.Tensor]) -> None:
@@ -80,7 +86,7 @@ def _reduce_ring(mesh: Mesh, call: Call, row: torch.Tensor, reduction: Reduction
     size, rank = mesh.size, mesh.rank
     pieces = _pieces(row, size)
     scratch = mesh.scratch(SEGMENT)
-    after, before = (rank + 1) % size, (rank - 1) % size
+    after, before = _neighbours(mesh)
     around = [pieces[(rank - turn) % size] for turn in range(2 * size - 1)]
     sends = [call.send(after, piece) for piece in around[:-1]]
     folds = [call.fold(before, piece, scratch, reduction.fold) for piece in around[1:size]]
@@ -96,7 +102,8 @@ def reduce_scatter(
         out.copy_(rows[0])
         return
     total = sum(row.numel() for row in rows) * out.element_size()
-    call = mesh.call(Op.REDUCE_SCATTER, total=total, detail=detail_of(out, reduction))
+    ranks = None if total <= DIRECT_BYTES else _neighbours(mesh)
+    call = mesh.call(Op.REDUCE_SCATTER, ranks, total=total, detail=detail_of(out, reduction))
     if total <= DIRECT_BYTES:
         _scatter_direct(mesh, call, out, rows, reduction)
     else:
@@ -120,7 +127,7 @@ def _scatter_ring(
     scratch = mesh.scratch(SEGMENT)
     longest = max(row.numel() for row in rows)
     sums = [torch.empty(longest, dtype=out.dtype) for _ in range(2 if size > 2 else 0)]
-    after, before = (rank + 1) % size, (rank - 1) % size
+    after, before = _neighbours(mesh)
     partial = rows[before]
     for turn in range(size - 1):
         theirs = rows[(rank - 2 - turn) % size]
@@ -131,9 +138,14 @@ def _scatter_ring(
         partial = into
 
 
+def _spokes(mesh: Mesh, root: int) -> tuple[int, ...]:
+    """Return the ranks this one speaks to when all speak to the root alone."""
+    return mesh.peers if mesh.rank == root else (root,)
+
+
 def broadcast(mesh: Mesh, row: torch.Tensor, root: int) -> None:
     """Make every rank's `row` that of `root`."""
-    call = mesh.call(Op.BROADCAST, total=len(view(row)), detail=detail_of(row))
+    call = mesh.call(Op.BROADCAST, _spokes(mesh, root), total=len(view(row)), detail=detail_of(row))
     if mesh.rank == root:
         call.go([call.send(peer, row) for peer in mesh.peers], [])
     else:
@@ -152,7 +164,7 @@ def all_gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor) -> N
 
 def gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor, root: int) -> None:
     """Make `outs[r]` the row of rank r, on `root`; elsewhere `outs` is empty."""
-    call = mesh.call(Op.GATHER, detail=detail_of(row))
+    call = mesh.call(Op.GATHER, _spokes(mesh, root), detail=detail_of(row))
     if mesh.rank != root:
         call.go([call.send_own(root, row)], [])
         return
@@ -162,7 +174,7 @@ def gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor, root: in
 
 def scatter(mesh: Mesh, out: torch.Tensor, rows: Sequence[torch.Tensor], root: int) -> None:
     """Make `out` the row that `root` has for this rank; elsewhere `rows` is empty."""
-    call = mesh.call(Op.SCATTER, detail=detail_of(out))
+    call = mesh.call(Op.SCATTER, _spokes(mesh, root), detail=detail_of(out))
     if mesh.rank != root:
         call.go([], [call.receive_own(root, out)])
         return

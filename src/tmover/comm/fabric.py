@@ -146,10 +146,9 @@ class Fabric:
             if world is None:
                 return
             try:
-                groups = dict(self.groups)
-                self.wiring.open(world, groups, timeout_s=timeout_s)
+                self.wiring.open(world, set(self.groups), timeout_s=timeout_s)
                 if world.rank is not None:
-                    world.bind(groups)
+                    world.bind_votes()
                 self.worlds.make_ready(world)
             except BaseException:
                 self.rollback(plan.epoch)
@@ -327,13 +326,9 @@ class Fabric:
         return world
 
     def mesh(self, world: World, name: str) -> Mesh:
-        """Return the mesh of a group, after opening the links it lacks."""
+        """Return the mesh of a group, which opens links as it needs them."""
         mesh = world.meshes.get(name)
-        if mesh is not None:
-            return mesh
-        group = self.groups[name]
-        self.wiring.complete(world, world.lacking(name, group))
-        return world.bind_group(name, group)
+        return mesh or world.bind_group(name, self.groups[name].ranks, self.wiring.complete)
 
     def quiesce(self) -> None:
         """Wait until no collective of this process is under way; if revoked, they end at once."""

@@ -164,10 +164,11 @@ class Listener:
                 self._dismiss(visitor, "hung up")
                 return
             reply = acceptor.feed(data)
-            if reply:
-                visitor.sock.send(reply)
-            if acceptor.hello is not None:
-                self._park(visitor, acceptor.hello)  # only now may its taker speak first
+            with self._arrived:  # whoever the dialer tells that it is open, finds it here
+                if reply:
+                    visitor.sock.send(reply)
+                if acceptor.hello is not None:
+                    self._park(visitor, acceptor.hello)  # only now may its taker speak first
         except BlockingIOError:
             return
         except (OSError, ProtocolError) as error:

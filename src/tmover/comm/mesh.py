@@ -14,6 +14,8 @@ from tmover.comm.tensors import view
 from tmover.comm.transfer import Burnt, Collect, Fold, Onto, Receive, Send, transfer
 
 Rows = list[torch.Tensor]
+Find = Callable[[Sequence[int]], Mapping[int, Link]]
+"""Returns the links to these ranks, opened if need be."""
 _ALIGN = 64
 _ROWS_KEPT = 256
 
@@ -26,32 +28,43 @@ class Mesh:
         *,
         epoch: int,
         rank: int,
-        links: Mapping[int, Link],
+        size: int,
+        find: Find,
         latch: Latch,
         burnt: Burnt,
         timeout_s: float,
     ) -> None:
         self.epoch = epoch
         self.rank = rank
-        self.size = len(links) + 1
+        self.size = size
         self.latch = latch
         self.timeout_s = timeout_s
-        self._links = links
+        self._find = find
+        self._links: dict[int, Link] = {}
         self._burnt = burnt
         self._seq = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rowed = self._scratch
         self._rows: dict[tuple[torch.dtype, int], Rows] = {}
-        self.peers = tuple((rank + i) % self.size for i in range(1, self.size))
+        self.peers = tuple((rank + i) % size for i in range(1, size))
         """The other ranks, each rank starting with its successor."""
 
-    def call(self, op: Op, *, total: int = 0, detail: int = 0) -> Call:
-        """Begin the next collective, of `total` bytes per rank."""
+    def need(self, ranks: Sequence[int]) -> None:
+        """Make sure of the links to these ranks. Raises as opening links does."""
+        missing = [rank for rank in ranks if rank not in self._links]
+        if missing:
+            self._links.update(self._find(missing))
+
+    def call(
+        self, op: Op, ranks: Sequence[int] | None = None, *, total: int = 0, detail: int = 0
+    ) -> Call:
+        """Begin the next collective, of `total` bytes per rank, with these ranks (or all)."""
+        self.need(self.peers if ranks is None else ranks)
         self._seq += 1
         return Call(self, Stamp(Kind.DATA, op, detail, self.epoch, self._seq, total))
 
     def link(self, rank: int) -> Link:
-        """Return the link to another rank."""
+        """Return the link to another rank, which was needed before."""
         return self._links[rank]
 
     def scratch(self, size: int) -> torch.Tensor:

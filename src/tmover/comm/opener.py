@@ -14,7 +14,7 @@ from tmover.comm.latch import Latch
 from tmover.comm.link import Link, tune
 from tmover.comm.listener import Key, Listener
 from tmover.comm.timeouts import Timeouts
-from tmover.comm.world import CONTROL, Lane, Peer, Wanted
+from tmover.comm.world import CONTROL, DATA, Lane, Peer, Wanted
 from tmover.errors import LinkError
 
 
@@ -53,15 +53,46 @@ class Opener:
     def open_all(
         self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
     ) -> None:
-        """Open every link in `wanted`, first those this process dials, to all peers at once.
+        """Open links that both ends need now: first those this process dials, to all at once.
 
-        What was opened stays in its peer's `lanes`. Raises one `LinkError` that names every peer
-        that could not be reached, and none that another one kept waiting.
+        What was dialed ahead by either end is used. What was opened stays in its peer's `lanes`.
+        Raises one `LinkError` that names every peer that could not be reached, and none that
+        another one kept waiting.
         """
+        missing = [want for want in wanted if not self._find(want)]
+        self._open([], missing, epoch=epoch, latch=latch, timeout_s=timeout_s)
+
+    def open_ahead(
+        self,
+        foreseen: Iterable[Wanted],
+        needed: Iterable[Wanted],
+        *,
+        epoch: int,
+        latch: Latch,
+        timeout_s: float,
+    ) -> None:
+        """Open what is needed, and dial what this process foresees that it will need.
+
+        The peer may not foresee it: a joiner has not used anything yet. So it is this process that
+        dials, and what becomes of it is seen when both ends need it.
+        """
+        self._open(foreseen, needed, epoch=epoch, latch=latch, timeout_s=timeout_s)
+
+    def _open(
+        self,
+        foreseen: Iterable[Wanted],
+        needed: Iterable[Wanted],
+        *,
+        epoch: int,
+        latch: Latch,
+        timeout_s: float,
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         dialed: dict[str, list[Wanted]] = {}
         awaited: list[Wanted] = []
-        for want in wanted:
+        for want in foreseen:
+            dialed.setdefault(want.peer.uid, []).append(want)
+        for want in needed:
             own = self._dials(want.peer)
             (dialed.setdefault(want.peer.uid, []) if own else awaited).append(want)
         dialing = [self._dial_in_turn(wants, epoch=epoch) for wants in dialed.values()]
@@ -76,31 +107,28 @@ class Opener:
         if errors:
             raise _joined(errors)
 
-    def open_ahead(
-        self, wanted: Iterable[Wanted], *, epoch: int, latch: Latch, timeout_s: float
-    ) -> None:
-        """Open what the world itself needs, and of the groups' links what is to be had.
-
-        A peer may know fewer groups than this process, or more: nobody waits for those here.
-        """
-        wants = list(wanted)
-        needed = [want for want in wants if not want.lane.group or self._dials(want.peer)]
-        self.open_all(needed, epoch=epoch, latch=latch, timeout_s=timeout_s)
-        for want in wants:
-            if want.lane not in want.peer.lanes:
-                self.pick_up(want, want.lane)
+    def _find(self, want: Wanted) -> Link | None:
+        """Return what was dialed ahead, if it was: by the greater uid if by both."""
+        peer, lane = want
+        ahead = peer.ahead.pop(lane, None)
+        link = self.pick_up(want, lane)
+        if link is None and ahead is not None:
+            peer.lanes[lane] = ahead
+        elif ahead is not None:
+            ahead.close()
+        return link or ahead
 
     def pick_up(self, want: Wanted, lane: Lane) -> Link | None:
         """Take a link that has arrived for `lane`, if it has, and keep it as what is wanted."""
         key = Key(lane.group, lane.use, want.peer.uid)
         sock = self._listener.glance(key, since=want.peer.since)
-        return None if sock is None else self._adopt(sock, want)
+        return None if sock is None else self._adopt(sock, want, want.peer.lanes)
 
     def _await(self, want: Wanted, *, latch: Latch, deadline: float) -> Link:
         peer, lane = want
         key = Key(lane.group, lane.use, peer.uid)
         sock = self._listener.take(key, since=peer.since, latch=latch, deadline=deadline)
-        return self._adopt(sock, want)
+        return self._adopt(sock, want, peer.lanes)
 
     def dial(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
         """Open one link by dialing, whichever uid is the larger."""
@@ -117,9 +145,13 @@ class Opener:
             peer, lane = want
             hello = hello_to(peer.uid, lane, epoch, own)
             sock = yield from introduce(peer.endpoint, hello, secret=own.secret, source=own.address)
-            self._adopt(sock, want)
+            self._adopt(sock, want, peer.lanes if self._keeps(want) else peer.ahead)
 
-    def _adopt(self, sock: socket.socket, want: Wanted) -> Link:
+    def _keeps(self, want: Wanted) -> bool:
+        """Return whether a link this process has dialed is certain to be used at both ends."""
+        return self._dials(want.peer) or want.lane.use != DATA
+
+    def _adopt(self, sock: socket.socket, want: Wanted, lanes: dict[Lane, Link]) -> Link:
         """Make a link of a connection that has passed its handshake.
 
         Only the control lane, which is always read, tells a peer that is gone by what it does not
@@ -128,7 +160,7 @@ class Opener:
         unacked_s = self._timeouts.unacked_s if want.lane == CONTROL else 0.0
         tune(sock, self._timeouts, unacked_s=unacked_s)
         link = Link(sock, want.peer.uid)
-        want.peer.lanes[want.lane] = link
+        lanes[want.lane] = link
         self.opened += 1
         self.links.add(link)
         return link

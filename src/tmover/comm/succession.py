@@ -84,7 +84,7 @@ class Succession:
             known = (*self._remains.peers, *self.peers())
             usable = {p.uid: p for p in known if not p.lost and p.uid not in afresh}
             world = World(plan, self._uid, burnt=self._burnt, timeout_s=self._timeout_s)
-            world.populate(usable, self._uid)
+            world.populate(usable, self._uid, self.present)
             self.coming = world
             return world
 

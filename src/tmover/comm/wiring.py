@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tmover.comm.dial import dial
 from tmover.comm.frame import Header, Kind
 from tmover.comm.handoffs import Handoffs
 from tmover.comm.handshake import Hello
+from tmover.comm.latch import Latch
 from tmover.comm.link import Link, look_after
 from tmover.comm.listener import Key, Listener
 from tmover.comm.opener import Identity, Opener, hello_to
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.watch import Loss, Watch
-from tmover.comm.world import STATE, Peer, Running, Wanted, World, message_lanes
+from tmover.comm.world import STATE, Peer, Wanted, World, message_lanes
 
 
 class Wiring:
@@ -59,10 +60,11 @@ class Wiring:
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def open(self, world: World, groups: Mapping[str, Running], *, timeout_s: float) -> None:
+    def open(self, world: World, groups: Collection[str], *, timeout_s: float) -> None:
         """Open the links to fresh peers, and listen to what they say."""
         self._opener.open_ahead(
-            world.wanted(groups),
+            list(world.foreseen(groups)),
+            list(world.needed()),
             epoch=world.epoch,
             latch=world.latch,
             timeout_s=timeout_s,
@@ -70,12 +72,12 @@ class Wiring:
         for peer in world.fresh:
             self._watch.add(peer)
 
-    def complete(self, world: World, wanted: Sequence[Wanted]) -> None:
+    def complete(self, wanted: Sequence[Wanted], *, epoch: int, latch: Latch) -> None:
         """Open links that turned out to be needed only now."""
         self._opener.open_all(
             wanted,
-            epoch=world.epoch,
-            latch=world.latch,
+            epoch=epoch,
+            latch=latch,
             timeout_s=self._timeouts.collective_s,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tmover.comm.frame import Kind, Op, Stamp
@@ -12,7 +12,7 @@ from tmover.comm.latch import Latch
 from tmover.comm.link import Link
 from tmover.comm.mesh import Mesh
 from tmover.core.events import Member, Plan
-from tmover.errors import LinkError
+from tmover.errors import LinkError, StateError
 
 
 class Lane(NamedTuple):
@@ -27,6 +27,8 @@ CONTROL = Lane("", "control")
 VOTE = Lane("", "vote")
 """Votes and commit barriers, of the whole world."""
 STATE = Lane("", "state")
+DATA = "data"
+_MESSAGE, _RECEIVED = "message", "received"
 WORLD = ""
 """The name of the mesh of votes; the others are named after their groups."""
 
@@ -36,12 +38,12 @@ def message_lanes(group: str) -> tuple[Lane, Lane]:
 
     On the wire both are the first: each link carries messages one way, from who dialed it.
     """
-    return Lane(group, "message"), Lane(group, "received")
+    return Lane(group, _MESSAGE), Lane(group, _RECEIVED)
 
 
 def data_lane(group: str) -> Lane:
     """Return the lane of a group's collectives."""
-    return Lane(group, "data")
+    return Lane(group, DATA)
 
 
 class Running(Protocol):
@@ -67,6 +69,10 @@ class Peer:
         self.endpoint = member.endpoint
         self.since = since
         self.lanes: dict[Lane, Link] = {}
+        self.ahead: dict[Lane, Link] = {}
+        """Links that were dialed before anybody needed them: used if the other end has none."""
+        self.foreseen: tuple[Lane, ...] = ()
+        """What groups will need here, as far as this process can know."""
         self.lost = ""
         """Why its links cannot be used any more."""
         self.left = False
@@ -83,9 +89,15 @@ class Peer:
             if control.flush():
                 control.put(head)
 
+    def used(self) -> Iterator[Lane]:
+        """Return the lanes of groups that this process has used, or opened to use them."""
+        for lane in {**self.lanes, **self.ahead}:
+            if lane.group and lane.use != _RECEIVED:
+                yield lane
+
     def close(self) -> None:
         """Close all links."""
-        for link in list(self.lanes.values()):
+        for link in [*self.lanes.values(), *self.ahead.values()]:
             link.close()
 
 
@@ -94,6 +106,18 @@ class Wanted(NamedTuple):
 
     peer: Peer
     lane: Lane
+
+
+class Complete(Protocol):
+    """Opens links of a world that are needed now."""
+
+    def __call__(self, wanted: Sequence[Wanted], *, epoch: int, latch: Latch) -> None:
+        """Raise `LinkError` if that fails, `Interrupted` once the latch is set."""
+
+
+def _none_missing(wanted: Sequence[Wanted], *, epoch: int, latch: Latch) -> None:
+    msg = f"links are missing: {wanted}"
+    raise StateError(msg)
 
 
 class World:
@@ -112,8 +136,11 @@ class World:
         self.burnt: Callable[[int], bool] = burnt.__contains__
         self._timeout_s = timeout_s
 
-    def populate(self, reusable: Mapping[str, Peer], uid: str) -> None:
-        """Find the peers: those in `reusable` that hold ranks here, fresh ones for the others."""
+    def populate(self, reusable: Mapping[str, Peer], uid: str, before: World | None) -> None:
+        """Find the peers: those in `reusable` that hold ranks here, fresh ones for the others.
+
+        A fresh one will be spoken to as whoever held its rank `before` was.
+        """
         if self.rank is None:
             return
         for member in self.plan.members:
@@ -122,6 +149,9 @@ class World:
             peer = reusable.get(member.worker)
             if peer is None:
                 peer = Peer(member, self.epoch)
+                former = before.peers.get(member.rank) if before is not None else None
+                if former is not None and (former.uid != peer.uid or uid > peer.uid):
+                    peer.foreseen = tuple(former.used())
                 self.fresh.append(peer)
             self.peers[member.rank] = peer
 
@@ -129,42 +159,45 @@ class World:
         """Return whether the peer, over these very links, is part of this world."""
         return any(peer is own for own in list(self.peers.values()))
 
-    def wanted(self, groups: Mapping[str, Running]) -> Iterator[Wanted]:
-        """Return the links to fresh peers that this world and these groups need.
+    def needed(self) -> Iterator[Wanted]:
+        """Return the links to fresh peers without which this world cannot be entered."""
+        for peer in self.fresh:
+            yield Wanted(peer, VOTE)
+            yield Wanted(peer, CONTROL)
 
-        The control link comes last: once it is there, all that the peer has dialed is.
-        """
-        for rank, peer in self.peers.items():
-            if any(peer is fresh for fresh in self.fresh):
-                for name, group in groups.items():
-                    if rank in group.ranks and self.rank in group.ranks:
-                        yield Wanted(peer, data_lane(name))
-                yield Wanted(peer, VOTE)
-                yield Wanted(peer, CONTROL)
+    def foreseen(self, groups: Collection[str]) -> Iterator[Wanted]:
+        """Return the links to fresh peers that these groups will need."""
+        for peer in self.fresh:
+            for lane in peer.foreseen:
+                if lane.group in groups:
+                    yield Wanted(peer, lane)
 
-    def lacking(self, name: str, group: Running) -> list[Wanted]:
-        """Return the links that the group's mesh still lacks."""
-        lane = data_lane(name)
-        peers = [self.peers[rank] for rank in group.ranks if rank != self.rank]
-        return [Wanted(peer, lane) for peer in peers if lane not in peer.lanes]
+    def bind_votes(self) -> None:
+        """Bind the links of votes, all of which are there, to ranks."""
+        ranks = range(len(self.plan.members))
+        mesh = self._make(WORLD, VOTE, ranks, _none_missing)
+        mesh.need(mesh.peers)
 
-    def bind(self, groups: Mapping[str, Running]) -> None:
-        """Bind links to ranks: one mesh for votes, and one per group whose links are all there."""
-        self._make(WORLD, VOTE, tuple(range(len(self.plan.members))))
-        for name, group in groups.items():
-            if self.rank in group.ranks and not self.lacking(name, group):
-                self.bind_group(name, group)
+    def bind_group(self, name: str, ranks: Sequence[int], complete: Complete) -> Mesh:
+        """Bind the links of one group; `complete` opens what turns out to be missing."""
+        return self._make(name, data_lane(name), ranks, complete)
 
-    def bind_group(self, name: str, group: Running) -> Mesh:
-        """Bind the links of one group, all of which are there."""
-        return self._make(name, data_lane(name), group.ranks)
+    def _make(self, name: str, lane: Lane, ranks: Sequence[int], complete: Complete) -> Mesh:
+        own = ranks.index(self.rank) if self.rank is not None else 0
+        everybody, epoch, latch = self.peers, self.epoch, self.latch
 
-    def _make(self, name: str, lane: Lane, ranks: tuple[int, ...]) -> Mesh:
-        others = {place: rank for place, rank in enumerate(ranks) if rank != self.rank}
+        def find(places: Sequence[int]) -> dict[int, Link]:  # holds no world: one ends with its use
+            peers = {place: everybody[ranks[place]] for place in places}
+            lacking = [Wanted(p, lane) for p in peers.values() if lane not in p.lanes]
+            if lacking:
+                complete(lacking, epoch=epoch, latch=latch)
+            return {place: peer.lanes[lane] for place, peer in peers.items()}
+
         mesh = self.meshes[name] = Mesh(
             epoch=self.epoch,
-            rank=next(place for place in range(len(ranks)) if place not in others),
-            links={place: self.peers[rank].lanes[lane] for place, rank in others.items()},
+            rank=own,
+            size=len(ranks),
+            find=find,
             latch=self.latch,
             burnt=self.burnt,
             timeout_s=self._timeout_s,

@@ -282,6 +282,9 @@ def test_a_joiner_that_cannot_be_reached_is_named() -> None:
             with pytest.raises(LinkError) as caught:
                 fabric.prepare(plan, timeout_s=0.3)
             assert caught.value.peers == (uid_of(joiner),)
+        board.put(f"tried/{name}")
+        for other in ("n0", "n2"):
+            board.get(f"tried/{other}")
 
     run_members(member)
 
@@ -291,13 +294,13 @@ def test_preparing_ends_at_once_when_its_epoch_is_given_up(how: str) -> None:
     def member(fabric: Fabric, board: Board, name: str) -> None:
         if name == "n1":
             return
-        board.put("endpoint/s0", "127.0.0.1:1")
+        board.put("endpoint/s0", mute)
         plan = make_plan(board, 2, NEW)
         ended = threading.Event()
 
         def prepare() -> None:
             with pytest.raises(Interrupted):
-                fabric.prepare(plan, timeout_s=60)  # the joiner never dials
+                fabric.prepare(plan, timeout_s=60)  # the joiner never answers
             ended.set()
 
         thread = threading.Thread(target=prepare)
@@ -313,7 +316,9 @@ def test_preparing_ends_at_once_when_its_epoch_is_given_up(how: str) -> None:
         assert ended.wait(5)
         thread.join()
 
-    run_members(member)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mute = f"127.0.0.1:{server.getsockname()[1]}"
+        run_members(member)
 
 
 @pytest.mark.parametrize("cut", [True, False])
