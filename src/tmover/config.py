@@ -101,6 +101,13 @@ class LinkConfig(_Table, frozen=True):
     """A link is broken when what was sent is not acknowledged for so long."""
 
 
+class CommConfig(_Table, frozen=True):
+    """`[comm]`: how ranks speak to each other."""
+
+    nearby: bool = True
+    """Ranks of one host use Unix sockets; otherwise TCP as the others do."""
+
+
 class WorkerConfig(_Table, frozen=True):
     """`[worker]`: what sits inside a rank."""
 
@@ -152,6 +159,7 @@ class Config(_Table, frozen=True):
     deadlines: DeadlineConfig = DeadlineConfig()
     agent: AgentConfig = AgentConfig()
     links: LinkConfig = LinkConfig()
+    comm: CommConfig = CommConfig()
     worker: WorkerConfig = WorkerConfig()
     local: LocalConfig = LocalConfig()
     slurm: SlurmConfig = SlurmConfig()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import NamedTuple, TypeVar
 
+from tmover.comm import nearby
 from tmover.comm.handshake import Dialer, Hello
 from tmover.comm.latch import Latch
 from tmover.errors import Interrupted, LinkError
@@ -49,15 +50,17 @@ def dial(
 
 
 def introduce(
-    endpoint: str, hello: Hello, *, secret: bytes, source: str
+    endpoint: str, hello: Hello, *, secret: bytes, source: str, near: bool = False
 ) -> Conversation[socket.socket]:
-    """Connect and introduce oneself; what comes of it is as `dial` says."""
-    host, _, port = endpoint.rpartition(":")
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    """Connect and introduce oneself; what comes of it is as `dial` says.
+
+    `near`: inside the host, if `endpoint` is on this one.
+    """
+    neighbour = nearby.connect(endpoint) if near else None
+    sock = neighbour or socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.settimeout(0)
-        sock.bind((source, 0))
-        yield from _connect(sock, (host, int(port)))
+        if neighbour is None:
+            yield from _connect(sock, endpoint, source)
         dialer = Dialer(hello, secret)
         sock.send(dialer.start())
         while not dialer.done:
@@ -132,9 +135,12 @@ def _wait(
     return [by_fd[fd] for fd, _ in events if fd in by_fd]
 
 
-def _connect(sock: socket.socket, address: tuple[str, int]) -> Conversation[None]:
+def _connect(sock: socket.socket, endpoint: str, source: str) -> Conversation[None]:
+    host, _, port = endpoint.rpartition(":")
+    sock.settimeout(0)
+    sock.bind((source, 0))
     try:
-        sock.connect(address)
+        sock.connect((host, int(port)))
     except BlockingIOError:
         yield Wait(sock, select.POLLOUT)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

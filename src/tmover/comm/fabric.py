@@ -38,7 +38,10 @@ OnBroken = Callable[[int, tuple[str, ...], str], None]
 
 
 class Fabric:
-    """See the module. One per process; every method may be called from any thread."""
+    """See the module. One per process; every method may be called from any thread.
+
+    `nearby`: ranks of one host may speak over Unix sockets.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Fabric:
         uid: str,
         address: str,
         timeouts: Timeouts | None = None,
+        nearby: bool = True,
     ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.mode = Mode.SANDBOX
@@ -72,6 +76,7 @@ class Fabric:
         self.wiring = Wiring(
             self._identity,
             self.timeouts,
+            nearby=nearby,
             check=lambda hello: refusal(hello, job, uid, self.worlds.is_past),
             on_word=self._on_word,
             on_lost=self._on_lost,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 
+from tmover.comm import nearby
 from tmover.comm.frame import HEADER, Header, parse
 from tmover.comm.timeouts import Timeouts
 from tmover.errors import LinkError
@@ -20,6 +21,9 @@ _NOTHING = memoryview(b"")
 
 def tune(sock: socket.socket, timeouts: Timeouts, *, unacked_s: float) -> None:
     """Make a connected socket fast, nonblocking, and quick to notice a peer that is gone."""
+    if sock.family == socket.AF_UNIX:
+        nearby.tune(sock)
+        return
     look_after(sock, timeouts, unacked_s=unacked_s)
     sock.settimeout(0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tmover.comm import nearby
 from tmover.comm.handshake import Acceptor, Hello
 from tmover.comm.latch import Latch
 from tmover.errors import Interrupted, LinkError, ProtocolError
@@ -62,6 +63,7 @@ class Listener:
         self._socket.settimeout(0)
         host, port = self._socket.getsockname()[:2]
         self.endpoint = f"{host}:{port}"
+        self._near = nearby.listen(self.endpoint)
         self._arrived = threading.Condition()
         self._parked: dict[Key, _Parked] = {}
         self._visitors: set[_Visitor] = set()
@@ -70,7 +72,8 @@ class Listener:
         """Whether a visitor has brought out a fault of ours: the log says so once."""
         self._wake = Latch()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        for sock in self._doors():
+            self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake.fd, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="tmover-listen", daemon=True)
         self._thread.start()
@@ -128,17 +131,21 @@ class Listener:
         while not self._wake.is_set:
             timeout = 1.0 if self._visitors else None
             for key, _ in self._selector.select(timeout):
-                if key.fileobj is self._socket:
-                    self._accept()
+                if key.fileobj in self._doors():
+                    self._accept(key.fileobj)
                 elif key.data is not None:
                     self._receive(key.data)
             now = time.monotonic()
             for visitor in [v for v in self._visitors if v.deadline < now]:
                 self._dismiss(visitor, "did not finish its handshake in time")
 
-    def _accept(self) -> None:
+    def _doors(self) -> list[socket.socket]:
+        """Return the sockets at which visitors knock."""
+        return [self._socket] if self._near is None else [self._socket, self._near]
+
+    def _accept(self, door: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            sock, _ = self._socket.accept()
+            sock, _ = door.accept()
             sock.settimeout(0)
             deadline = time.monotonic() + self._handshake_s
             visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
@@ -210,7 +217,8 @@ class Listener:
             self._dismiss(visitor, "the listener closes")
         self.discard(lambda _key, _epoch: True)
         self._selector.close()
-        self._socket.close()
+        for door in self._doors():
+            door.close()
         self._wake.close()
 
     def close_in_child(self) -> None:
@@ -219,5 +227,6 @@ class Listener:
             visitor.sock.close()
         for parked in list(self._parked.values()):
             parked.sock.close()
-        self._socket.close()
+        for door in self._doors():
+            door.close()
         self._selector.close()

@@ -42,10 +42,13 @@ def hello_to(uid: str, lane: Lane, epoch: int, own: Identity) -> Hello:
 class Opener:
     """Opens links for one process, and counts them."""
 
-    def __init__(self, identity: Identity, listener: Listener, timeouts: Timeouts) -> None:
+    def __init__(
+        self, identity: Identity, listener: Listener, timeouts: Timeouts, *, nearby: bool
+    ) -> None:
         self._identity = identity
         self._listener = listener
         self._timeouts = timeouts
+        self._nearby = nearby
         self.opened = 0
         self.links: weakref.WeakSet[Link] = weakref.WeakSet()
         """All that are in anybody's hands."""
@@ -144,7 +147,13 @@ class Opener:
         for want in wants:
             peer, lane = want
             hello = hello_to(peer.uid, lane, epoch, own)
-            sock = yield from introduce(peer.endpoint, hello, secret=own.secret, source=own.address)
+            sock = yield from introduce(
+                peer.endpoint,
+                hello,
+                secret=own.secret,
+                source=own.address,
+                near=self._nearby and lane != CONTROL,
+            )
             self._adopt(sock, want, peer.lanes if self._keeps(want) else peer.ahead)
 
     def _keeps(self, want: Wanted) -> bool:

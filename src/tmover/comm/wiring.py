@@ -27,6 +27,7 @@ class Wiring:
         identity: Identity,
         timeouts: Timeouts,
         *,
+        nearby: bool,
         check: Callable[[Hello], str],
         on_word: Callable[[Peer, Header], None],
         on_lost: Callable[[Sequence[Loss]], None],
@@ -40,7 +41,7 @@ class Wiring:
             check=check,
             handshake_s=timeouts.handshake_s,
         )
-        self._opener = Opener(identity, self._listener, timeouts)
+        self._opener = Opener(identity, self._listener, timeouts, nearby=nearby)
         self._handoffs = Handoffs()
         self._watch = Watch(on_word=on_word, on_lost=on_lost, on_failure=on_failure)
 

@@ -198,12 +198,14 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
         nproc=welcome.nproc,
         sandbox=welcome.sandbox,
     )
+    settings = config.load()
     fabric = Fabric(
         job=identity.job,
         secret=greeting.secret,
         uid=identity.worker,
         address=environment.address,
-        timeouts=Timeouts(**msgspec.structs.asdict(config.load().links)),
+        timeouts=Timeouts(**msgspec.structs.asdict(settings.links)),
+        nearby=settings.comm.nearby,
     )
     made = Runtime(
         identity, control=control, fabric=fabric, launch=welcome.launch, environment=environment

@@ -203,12 +203,14 @@ def in_world(program: Callable[[int, int], Any], size: int) -> dict[str, Any]:
     return {name: outcome.value for name, outcome in run(programs).items()}
 
 
-def in_fabrics(program: Callable[[Fabric, Board, str], Any], size: int) -> dict[str, Any]:
+def in_fabrics(
+    program: Callable[[Fabric, Board, str], Any], size: int, **options: Any
+) -> dict[str, Any]:
     """Run `program(fabric, board, name)` on every rank of a fresh world, and end its fabric."""
     names = [f"n{rank}" for rank in range(size)]
 
     def rank_program(board: Board, name: str) -> Any:
-        fabric = join(board, name, names)
+        fabric = join(board, name, names, **options)
         result = program(fabric, board, name)
         leave(fabric)
         return result

@@ -135,7 +135,7 @@ def test_a_peer_that_reads_nothing_for_long_is_only_given_up_by_the_lane_that_is
             for lane, link in peer.lanes.items()
         }
 
-    found = in_fabrics(program, 2)
+    found = in_fabrics(program, 2, nearby=False)
 
     assert found["n0"]["control"] == TIMEOUTS.unacked_s * 1000
     assert {"vote", "data"} <= found["n0"].keys()
