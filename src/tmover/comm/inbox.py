@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 
@@ -15,8 +16,9 @@ from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
-from tmover.errors import ConfigError, ProtocolError
+from tmover.errors import ConfigError, LinkError, ProtocolError
 
+Drive = Callable[["Message", "float | None"], bool]
 ANY = -1
 TAG_LIMIT = 1 << 32
 
@@ -45,9 +47,19 @@ class Message(Work):
         """The other end's rank in the group; of a receive from `ANY`, once it is known."""
         self.tag = tag
         self.strict = False
+        self.drive: Drive | None = None
+        """Moves messages until this one is done."""
         self.deadline = time.monotonic() + timeout_s
         self.row = flat(tensor)
         self._tensor = tensor
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return when it is done, moving messages until it is."""
+        seconds = timeout.total_seconds() or None
+        if self.drive is not None and not self.is_completed() and not self.drive(self, seconds):
+            msg = f"a message was not through within {seconds:g} s"
+            raise LinkError(msg)
+        return super().wait()
 
     def conclude(self, error: Exception | None = None) -> None:
         """Let who waits know that it is done."""

@@ -50,11 +50,18 @@ class Latch(_Waker):
 class Bell(_Waker):
     """`fd` is readable from `ring` to `clear`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._rung = False
+
     def ring(self) -> None:
         """Wake who waits, or who will wait next."""
+        self._rung = True
         self._write()
 
-    def clear(self) -> None:
-        """Take note; call before looking at what it was rung for."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+    def clear(self, *, seen: bool = False) -> None:
+        """Take note; call before looking at what it was rung for. `seen`: `fd` was readable."""
+        if self._rung or seen:
+            self._rung = False
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.fd)

@@ -1,12 +1,13 @@
 """Send and receive between two ranks of a group, with tags, in any order.
 
-One thread per group, started with its first message, moves them all; so two ranks that both send
-first do not wait for each other. A sender dials a link of its own to each receiver: neither has to
-wait until the other one thinks of it.
+Whoever waits for a message moves all of its group; where nobody waits, a thread of the group does,
+so that two ranks that both send first do not wait for each other. A sender dials a link of its own
+to each receiver: neither has to wait until the other one thinks of it.
 """
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 import time
@@ -26,10 +27,14 @@ from tmover.comm.world import Peer, World, message_lanes
 from tmover.errors import Interrupted, LinkError, ProtocolError
 
 _Box = deque[Message]
+_GRACE_S = 0.002
+"""The thread leaves messages for so long to those who may be about to wait for them."""
+_ACTIVE_S = 0.1
+"""It looks after them that often until there have been none for so long."""
 
 
 class Post:
-    """The messages of one group. Private methods below `_serve` run in its thread alone."""
+    """The messages of one group. Private methods below `_turn` are called by whoever drives."""
 
     def __init__(self, fabric: Fabric, name: str, ranks: tuple[int, ...]) -> None:
         self._fabric = fabric
@@ -39,8 +44,17 @@ class Post:
         self._changed = threading.Condition()
         self._posted: _Box = deque()
         self._open = 0
+        self._driven = False
+        """Whether somebody drives."""
+        self._waiters = 0
+        """How many want to drive."""
+        self._turns = 0
+        self._idle = True
+        """Whether the thread sleeps until it is told."""
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._time_up = False
+        """Whether nothing has come in the time that messages have."""
         self._world: World | None = None
         self._outgoing: dict[int, _Box] = {}
         self._sends: dict[int, Send] = {}
@@ -48,7 +62,8 @@ class Post:
         self._from_any: Shelf[Message] = Shelf()
 
     def post(self, message: Message) -> Message:
-        """Send or receive a message in the background."""
+        """Send or receive a message: as far as it goes now, the rest when somebody drives."""
+        message.drive = self.drive
         with self._changed:
             self._posted.append(message)
             self._open += 1
@@ -58,8 +73,32 @@ class Post:
                     target=self._serve, name=f"tmover-post-{self._name}", daemon=True
                 )
                 self._thread.start()
-        self._bell.ring()
+            free = not self._driven
+            self._driven = True
+        if not free:
+            self._bell.ring()
+            return message
+        try:
+            self._turn()
+        finally:
+            self._leave()
         return message
+
+    def drive(self, message: Message, timeout_s: float | None) -> bool:
+        """Move messages until this one is done; return whether it is before the time is up."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not message.is_completed():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._enter_turn(message, min(left, threading.TIMEOUT_MAX)):
+                try:
+                    while not message.is_completed() and time.monotonic() < deadline:
+                        self._wait(deadline)
+                        self._turn()
+                finally:
+                    self._leave()
+        return True
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no message is under way; return whether that is so."""
@@ -70,41 +109,85 @@ class Post:
         """Give up what is under way, and end the thread."""
         with self._changed:
             self._closed = True
+            self._changed.notify_all()
         self._bell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._bell.close()
 
-    # --- the thread -------------------------------------------------------------------------------
+    # --- who drives -------------------------------------------------------------------------------
+
+    def _enter_turn(self, message: Message, timeout_s: float) -> bool:
+        """Become who drives, unless the message is done first or the time is up."""
+        with self._changed:
+            self._waiters += 1
+            if self._driven:
+                self._bell.ring()
+            self._changed.wait_for(lambda: message.is_completed() or not self._driven, timeout_s)
+            self._waiters -= 1
+            if self._driven or message.is_completed():
+                return False
+            self._driven = True
+            return True
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._driven = False
+            if (self._idle and self._open) or self._waiters:
+                self._changed.notify_all()
 
     def _serve(self) -> None:
-        closed = False
-        while not closed:
-            self._bell.clear()
+        """Drive when nobody else has for a while: whoever waits for a message does it himself."""
+        active = 0.0
+        while True:
             with self._changed:
-                posted, self._posted = self._posted, deque()
-                closed = self._closed
+                if self._open:
+                    active = time.monotonic()
+                elif time.monotonic() - active > _ACTIVE_S:
+                    self._idle = True
+                    self._changed.wait_for(lambda: self._closed or self._open)
+                    self._idle = False
+                turns = self._turns
+                self._changed.wait_for(lambda: self._closed, _GRACE_S)
+                if self._driven or not (self._closed or (self._open and self._turns == turns)):
+                    continue
+                self._driven = True
             try:
-                for message in posted:
-                    self._take_on(message)
-                self._advance()
-            except LinkError as error:
-                self._fabric.observe(self._epoch(), error.peers, str(error))
-                self._give_up(str(error))
-            except Interrupted as error:
-                self._fabric.revoke(self._epoch(), str(error))
-                self._give_up(str(error))
-            except ProtocolError as error:
-                self._fabric.fault = error
-                self._give_up(str(error))
-            except Exception as error:  # noqa: BLE001 - a thread's edge: `exchange` raises it
-                self._fabric.fault = error
-                self._give_up(repr(error))
-            if closed:
-                self._give_up("the group is closed")
-            self._count()
-            if not closed:
-                self._wait()
+                while self._turn() and not self._waiters and self._open:
+                    self._wait(math.inf)
+            finally:
+                self._leave()
+            if self._closed:
+                return
+
+    # --- a turn -----------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        """Move everything as far as it goes without waiting. Return False once it is closed."""
+        self._bell.clear()
+        with self._changed:
+            posted, self._posted = self._posted, deque()
+            closed = self._closed
+        try:
+            for message in posted:
+                self._take_on(message)
+            self._advance()
+        except LinkError as error:
+            self._fabric.observe(self._epoch(), error.peers, str(error))
+            self._give_up(str(error))
+        except Interrupted as error:
+            self._fabric.revoke(self._epoch(), str(error))
+            self._give_up(str(error))
+        except ProtocolError as error:
+            self._fabric.fault = error
+            self._give_up(str(error))
+        except Exception as error:  # noqa: BLE001 - whoever drives may be somebody else: `exchange` raises it
+            self._fabric.fault = error
+            self._give_up(repr(error))
+        if closed:
+            self._give_up("the group is closed")
+        self._count()
+        return not closed
 
     def _epoch(self) -> int:
         return self._world.epoch if self._world is not None else 0
@@ -112,8 +195,10 @@ class Post:
     def _count(self) -> None:
         under_way = len(self._under_way())
         with self._changed:
+            self._turns += 1
             self._open = under_way + len(self._posted)
-            self._changed.notify_all()
+            if self._waiters or not self._open:
+                self._changed.notify_all()
 
     def _under_way(self) -> list[Message]:
         asked = [message for inbox in self._inboxes.values() for message in inbox.waiting()]
@@ -125,17 +210,21 @@ class Post:
             self._give_up("the epoch is over")
             self._enter(message.world)
         if message.outgoing:
-            self._outgoing[message.peer].append(message)
+            self._outgoing.setdefault(message.peer, deque()).append(message)
         elif message.peer != ANY:
-            self._inboxes[message.peer].ask(message)
-        elif not any(inbox.ask(message) for inbox in self._inboxes.values()):
+            self._inbox(message.peer).ask(message)
+        elif not any(self._inbox(rank).ask(message) for rank in range(len(self._ranks))):
             self._from_any.put(message.tag, message)
+
+    def _inbox(self, rank: int) -> Inbox:
+        if rank not in self._inboxes:
+            self._inboxes[rank] = Inbox(rank, self._from_any.take)
+        return self._inboxes[rank]
 
     def _enter(self, world: World) -> None:
         self._world = world
-        ranks = range(len(self._ranks))
-        self._outgoing = {rank: deque() for rank in ranks}
-        self._inboxes = {rank: Inbox(rank, self._from_any.take) for rank in ranks}
+        self._outgoing.clear()
+        self._inboxes.clear()
 
     def _advance(self) -> None:
         """Move everything as far as it goes without waiting."""
@@ -144,6 +233,8 @@ class Post:
             return
         if world.latch.is_set:
             raise Interrupted(world.latch.reason)
+        if self._time_up:
+            self._look_for_late(world)
         for rank, box in self._outgoing.items():
             while box and self._sent(rank, box[0], world):
                 box.popleft().conclude()
@@ -152,6 +243,8 @@ class Post:
             while link is not None and self._wanted(inbox):
                 if not inbox.read(link, world.epoch, world.burnt):
                     break
+
+    def _look_for_late(self, world: World) -> None:
         now = time.monotonic()
         late = [message for message in self._under_way() if message.deadline < now]
         if late:
@@ -170,7 +263,7 @@ class Post:
         peer = self._peer(rank, world)
         data = view(message.row)
         if peer is None:
-            self._inboxes[rank].put(message.tag, bytearray(data))
+            self._inbox(rank).put(message.tag, bytearray(data))
             return True
         if rank not in self._sends:
             link = self._fabric.wiring.outgoing(world, peer, self._name, deadline=message.deadline)
@@ -204,13 +297,12 @@ class Post:
                 with torch.no_grad():
                     message.blank()
 
-    def _wait(self) -> None:
-        """Wait until something can go on."""
+    def _wait(self, deadline: float) -> None:
+        """Wait until something can go on, or the time is up."""
         poller = select.poll()
         poller.register(self._bell.fd, select.POLLIN)
         world, messages = self._world, self._under_way()
         if world is None or not messages:
-            poller.poll()
             return
         poller.register(world.latch.fd, select.POLLIN)
         for send in self._sends.values():
@@ -219,5 +311,7 @@ class Post:
             link = self._incoming_link(rank, world) if self._wanted(inbox) else None
             if link is not None:
                 poller.register(link.fd, select.POLLIN)
-        left = min(message.deadline for message in messages) - time.monotonic()
-        poller.poll(max(0.0, left) * 1000 + 1)
+        left = min(deadline, *(message.deadline for message in messages)) - time.monotonic()
+        events = poller.poll(max(0.0, left) * 1000 + 1)
+        self._time_up = left <= 0 or not events
+        self._bell.clear(seen=any(fd == self._bell.fd for fd, _ in events))
