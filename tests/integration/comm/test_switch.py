@@ -167,6 +167,7 @@ def test_a_barrier_that_one_rank_has_entered_can_be_given_up() -> None:
 
     def member(fabric: Fabric, board: Board, name: str) -> None:
         fabric.prepare(make_plan(board, 2, NEW), timeout_s=10)
+        meet(board, "prepared", name)
         if name == "n0":
             fabric.on_halfway = lambda _kind: board.put("entering")
             with pytest.raises(Interrupted):
