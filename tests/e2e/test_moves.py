@@ -63,8 +63,8 @@ def test_the_joiner_opens_one_link_to_each_stayer_and_stayers_none_to_each_other
     outcome = move_one(training)
 
     opened = {line["worker"].split("-")[0]: line["links"] for line in outcome.events("passed")}
-    lanes = 3  # revocation, votes, and the data of the script's one group
-    assert opened == {"node1": lanes, "node3": lanes, "node4": 2 * lanes}
+    lanes = 3  # revocation, votes, and the data of the script's one group, which stayers foresee
+    assert opened == {"node1": lanes, "node3": lanes, "node4": 2 * (lanes - 1)}
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
 
 
