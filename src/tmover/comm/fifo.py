@@ -13,8 +13,11 @@ class Job(Protocol):
     def run(self) -> None:
         """Do it. Never raises: what goes wrong is part of the outcome."""
 
+    def is_watched(self) -> bool:
+        """Return whether publishing the outcome may start other jobs."""
+
     def finish(self) -> None:
-        """Publish the outcome; the next job may run already."""
+        """Publish the outcome. If nobody watches, the next job may run already."""
 
 
 class _Waited:
@@ -27,13 +30,20 @@ class _Waited:
     def run(self) -> None:
         self._job.run()
 
+    def is_watched(self) -> bool:
+        return self._job.is_watched()
+
     def finish(self) -> None:
         self._job.finish()
         self.over.set()
 
 
 class Fifo:
-    """The turns of one group. Its thread exists from the first job that needs it to `close`."""
+    """The turns of one group. Its thread exists from the first job that needs it to `close`.
+
+    What an outcome starts is done at once, before any job that waits: so the order is the same on
+    every rank, whether a job was over before or after the next one was started.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,10 +51,15 @@ class Fifo:
         self._queue: deque[Job] = deque()
         self._busy = False
         self._closed = False
+        self._publisher = 0
+        """The thread that publishes an outcome while no other job may run; 0 if none does."""
         self._thread: threading.Thread | None = None
 
     def run(self, job: Job) -> None:
         """Run the job after all that came before it, and return when it is finished."""
+        if self._publisher == threading.get_ident():
+            self._perform_within(job)
+            return
         with self._changed:
             inline = not self._busy and not self._queue
             self._busy = self._busy or inline
@@ -53,13 +68,13 @@ class Fifo:
             return
         waited = _Waited(job)
         self.submit(waited)
-        if threading.current_thread() is self._thread:  # called by what a job's outcome set off
-            while not waited.over.is_set():
-                self._next()
         waited.over.wait()
 
     def submit(self, job: Job) -> None:
         """Let the thread run the job after all that came before it."""
+        if self._publisher == threading.get_ident():
+            self._perform_within(job)
+            return
         with self._changed:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
@@ -97,10 +112,22 @@ class Fifo:
         return True
 
     def _perform(self, job: Job) -> None:
+        watched = False
         try:
             job.run()
+            watched = job.is_watched()
+            if watched:
+                self._publisher = threading.get_ident()
+                job.finish()
         finally:
+            self._publisher = 0
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+        if not watched:
+            job.finish()
+
+    def _perform_within(self, job: Job) -> None:
+        """Run a job in the turn of the one whose outcome has started it."""
+        job.run()
         job.finish()

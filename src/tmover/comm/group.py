@@ -250,7 +250,7 @@ class TmoverGroup(NamedGroup):
         world = self._world()
         if world is None:
             if not outgoing:
-                sandbox.blank(tensors)
+                sandbox.invent(tensors)
             return Answered(tensors, (self.rank() + 1) % self.size() if peer == ANY else peer)
         message = Message(
             tensors[0],

@@ -36,6 +36,8 @@ class Work(dist.Work):
         self._done = job is None and not pending
         self._over: threading.Event | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._asked: torch.futures.Future[Any] | None = None
+        """The future, if somebody had asked for it before the collective was done."""
         self._error: Exception | None = None
 
     # --- as a job of the group --------------------------------------------------------------------
@@ -44,16 +46,24 @@ class Work(dist.Work):
         """Carry the collective out."""
         job, self._job = self._job, None
         self._error = job() if job is not None else None
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._done, self._asked = True, self._future
+
+    def is_watched(self) -> bool:
+        """Return whether somebody may go on from the future once it has its result."""
+        return self._asked is not None
 
     def finish(self) -> None:
         """Let everybody know."""
-        with self._lock:
-            self._done = True
-            over, future = self._over, self._future
-        if over is not None:
-            over.set()
-        if future is not None:
-            future.set_result(self._result)
+        self._end()
+        if self._over is not None:
+            self._over.set()
+        if self._asked is not None:
+            self._asked.set_result(self._result)
 
     # --- as torch sees it -------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ torch.set_num_threads(1)
 DEADLINE_S = 30.0
 SECRET = b"s" * 32
 TIMEOUTS = Timeouts(collective_s=20.0, barrier_s=20.0, handshake_s=2.0, state_s=10.0)
+FABRICS: dict[str, Callable[..., Fabric]] = {"links": Fabric}
+"""What may lie under the process groups, by name; tests that compare them take all of these."""
 
 
 class Board:
@@ -69,7 +71,7 @@ def run(programs: Mapping[str, Program], *, deadline_s: float = DEADLINE_S) -> d
         pid = os.fork()
         if pid == 0:
             here.close()
-            _become(name, program, Board(there))
+            _become(name, program, Board(there), deadline_s)
         there.close()
         pipes[name], pids[name] = here, pid
     try:
@@ -82,11 +84,11 @@ def run(programs: Mapping[str, Program], *, deadline_s: float = DEADLINE_S) -> d
             pipe.close()
 
 
-def _become(name: str, program: Program, board: Board) -> None:
+def _become(name: str, program: Program, board: Board, deadline_s: float) -> None:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, DEADLINE_S + 5)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s + 5)
         board.put(f"value/{name}", program(board))
         code = 0
     except BaseException:  # noqa: BLE001 - the parent fails with it
@@ -146,10 +148,11 @@ def uid_of(name: str) -> str:
     return f"{name}-0000/0"
 
 
-def make_fabric(board: Board, name: str, **options: Any) -> Fabric:
+def make_fabric(board: Board, name: str, *, kind: str = "links", **options: Any) -> Fabric:
     """Return a fabric of this process, and publish where it listens."""
     options.setdefault("timeouts", TIMEOUTS)
-    fabric = Fabric(job="job", secret=SECRET, uid=uid_of(name), address="127.0.0.1", **options)
+    make = FABRICS[kind]
+    fabric = make(job="job", secret=SECRET, uid=uid_of(name), address="127.0.0.1", **options)
     board.put(f"endpoint/{name}", fabric.endpoint)
     return fabric
 
@@ -173,10 +176,15 @@ def make_plan(board: Board, epoch: int, names: list[str]) -> Plan:
 def join(board: Board, name: str, names: list[str], **options: Any) -> Fabric:
     """Return a fabric in its first world, its process groups in torch's hands."""
     fabric = make_fabric(board, name, **options)
-    intercept.install(fabric)
     fabric.form(make_plan(board, 1, names), timeout_s=5)
-    dist.init_process_group()
+    register(fabric)
     return fabric
+
+
+def register(fabric: Fabric) -> None:
+    """Put the process groups of this process into torch's hands, as a script would."""
+    intercept.install(fabric)
+    dist.init_process_group()
 
 
 def leave(fabric: Fabric) -> None:

@@ -250,6 +250,35 @@ def test_a_collective_may_be_started_by_the_outcome_of_another() -> None:
     in_world(program, 2)
 
 
+def test_what_an_outcome_starts_comes_before_what_was_started_later() -> None:
+    """Whether the outcome was there or not when somebody asked: communication hooks rely on it."""
+
+    def program(rank: int, size: int) -> None:
+        def again(done: torch.futures.Future[Any]) -> torch.Tensor:
+            tensor: torch.Tensor = done.value()[0]
+            for _ in range(2):
+                work = dist.all_reduce(tensor, async_op=True)
+                assert work is not None
+                work.get_future().wait()
+            return tensor
+
+        if rank == 0:
+            dist.recv(torch.ones(1), 1)  # the others cannot be done before this one begins
+        first = dist.all_reduce(torch.ones(2), async_op=True)
+        assert first is not None
+        if rank == 0:
+            first.wait()
+        result = first.get_future().then(again)
+        last = dist.all_reduce(torch.ones(3), async_op=True)
+        assert last is not None
+        if rank == 1:
+            dist.send(torch.ones(1), 0)
+        last.wait()
+        assert result.wait().tolist() == [float(size**3)] * 2
+
+    in_world(program, 2)
+
+
 def test_groups_of_some_ranks_work_beside_each_other() -> None:
     def program(rank: int, _size: int) -> None:
         pairs = [dist.new_group([0, 1]), dist.new_group([2, 1]), dist.new_group([0, 2])]
