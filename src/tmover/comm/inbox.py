@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 
+from tmover.comm import sandbox
 from tmover.comm.frame import Header, Kind, Op, Stamp
 from tmover.comm.link import Link
 from tmover.comm.shelf import Shelf
@@ -75,7 +76,7 @@ class Message(Work):
     def blank(self) -> None:
         """Conclude without data that anybody will keep."""
         if not self.outgoing:
-            self._tensor.detach().zero_()
+            sandbox.invent([self._tensor])
         self.conclude()
 
     def mismatch(self, size: int) -> ProtocolError | None:

@@ -125,11 +125,11 @@ def test_a_world_revoked_after_a_look_at_it_answers_messages_of_an_attempt_only(
             board.get(f"up/{other}")
         fabric.present().latch.set("a test says so")
         assert fabric.mode is Mode.LIVE
-        tensor = torch.ones(3)
+        tensor = torch.full((3,), 7.0)
         fabric.attempt_open = True
         dist.send(tensor, 1 - fabric.rank)
         dist.recv(tensor, 1 - fabric.rank)
-        assert tensor.tolist() == [0.0] * 3
+        assert tensor.tolist() == [1.0] * 3
         fabric.attempt_open = False
         with pytest.raises(Interrupted):
             dist.recv(tensor, 1 - fabric.rank)
