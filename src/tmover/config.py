@@ -91,13 +91,13 @@ class LinkConfig(_Table, frozen=True):
     """For the commit barrier of a switch, if no controller says that it is over."""
     state_s: float = 60.0
     """For one read or write of state that is handed over."""
-    idle_s: int = 2
+    idle_s: int = 1
     """A link on which nothing has come for so long is probed."""
     interval_s: int = 1
     """The time between two probes."""
     probes: int = 3
     """A link is broken after so many probes without an answer."""
-    unacked_s: float = 6.0
+    unacked_s: float = 3.5
     """A link is broken when what was sent is not acknowledged for so long."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tmover.comm.frame import Header, Kind, Op, Stamp
+from tmover.comm.frame import SEGMENT, Header, Kind, Op, Stamp
 from tmover.comm.link import Link
 from tmover.comm.shelf import Shelf
 from tmover.comm.tensors import flat, give_back, view
@@ -121,7 +121,11 @@ class Incoming(Receive):
     def _fits(self, head: Header) -> bool:
         if self._offset:
             return super()._fits(head)
-        return head.kind == Kind.P2P and head.total <= VARIABLE_LIMIT
+        return (
+            head.kind == Kind.P2P
+            and head.total <= VARIABLE_LIMIT
+            and head.length == min(SEGMENT, head.total)
+        )
 
     def _room(self, head: Header) -> memoryview:
         if self._offset == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from tmover.comm.frame import HEADER, Header, parse
+from tmover.comm.frame import HEADER, KINDS, SEGMENT, Header, parse
 from tmover.comm.timeouts import Timeouts
 from tmover.errors import LinkError
 
@@ -113,6 +113,9 @@ class Link:
             if len(self._partial) < size:
                 return None
             self.head, self._partial = parse(self._partial), b""
+        if self.head.kind not in KINDS or self.head.length > SEGMENT:
+            why = "what comes from it is no frame"
+            raise self.broken(why)
         self.left, self.reader = self.head.length, None
         return self.head
 

@@ -185,12 +185,18 @@ class Collect(Receive):
         self.data = bytearray()
 
     def _fits(self, head: Header) -> bool:
-        return head[:5] == self._stamp[:5] and head.total <= VARIABLE_LIMIT
+        if self._offset:
+            return super()._fits(head)
+        length = min(SEGMENT, head.total)
+        return (
+            head[:5] == self._stamp[:5] and head.total <= VARIABLE_LIMIT and head.length == length
+        )
 
     def _room(self, head: Header) -> memoryview:
         if self._offset == 0:
             self.data = bytearray(head.total)
             self._size = head.total
+            self._stamp = self._stamp._replace(total=head.total)
         return memoryview(self.data)[self._offset : self._offset + head.length]
 
 

@@ -6,6 +6,7 @@ until all ranks are gone: `put` publishes a value, `get` waits for one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.connection as mpc
 import os
@@ -122,7 +123,8 @@ def _serve(pipes: dict[str, mpc.Connection[Any, Any]], deadline: float) -> dict[
         for key, pipe in list(waiting):
             if key in known:
                 waiting.remove((key, pipe))
-                pipe.send(known[key])
+                with contextlib.suppress(BrokenPipeError):  # it was killed while it waited
+                    pipe.send(known[key])
     return {key[6:]: value for key, value in known.items() if key.startswith("value/")}
 
 
@@ -148,8 +150,8 @@ def uid_of(name: str) -> str:
 
 def make_fabric(board: Board, name: str, **options: Any) -> Fabric:
     """Return a fabric of this process, and publish where it listens."""
-    options.setdefault("timeouts", TIMEOUTS)
-    fabric = Fabric(job="job", secret=SECRET, uid=uid_of(name), address="127.0.0.1", **options)
+    options = {"timeouts": TIMEOUTS, "address": "127.0.0.1", **options}
+    fabric = Fabric(job="job", secret=SECRET, uid=uid_of(name), **options)
     board.put(f"endpoint/{name}", fabric.endpoint)
     return fabric
 
