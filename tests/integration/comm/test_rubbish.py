@@ -54,6 +54,7 @@ def sent_by_one(lane: Lane, rubbish: bytes) -> tuple[End, End]:
         if error != "ProtocolError":  # by which a script ends; the others see that
             for other in range(SENDER):
                 board.get(f"over/{other}")
+        fabric.close(bye=error != "ProtocolError")  # whoever is accused now, was before
         return error, accused
 
     programs: dict[str, Program] = {
