@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 
@@ -14,7 +15,7 @@ from tmover.comm.tensors import flat, give_back, view
 from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
-from tmover.comm.world import World
+from tmover.comm.world import Peer, World
 from tmover.errors import ConfigError, ProtocolError
 
 ANY = -1
@@ -45,9 +46,25 @@ class Message(Work):
         """The other end's rank in the group; of a receive from `ANY`, once it is known."""
         self.tag = tag
         self.strict = False
+        self.other: Peer | None = None
+        """The process at the other end, if it is known."""
         self.deadline = time.monotonic() + timeout_s
         self.row = flat(tensor)
         self._tensor = tensor
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return when it is done, as every work does; who waits is known meanwhile."""
+        other = self.other
+        if other is None or self.is_completed():
+            return super().wait(timeout)
+        other.awaited += 1
+        began = time.monotonic()
+        try:
+            return super().wait(timeout)
+        finally:
+            other.awaited -= 1
+            if not self.outgoing:
+                other.waited_s += time.monotonic() - began
 
     def conclude(self, error: Exception | None = None) -> None:
         """Let who waits know that it is done."""

@@ -53,6 +53,10 @@ class Link:
         """How much of its payload is still to come."""
         self.reader: object | None = None
         """Who receives it; None before somebody has claimed it."""
+        self.is_awaited = False
+        """Whether somebody waits until the other end does something."""
+        self.waited_s = 0.0
+        """How long was waited, in all, for messages of which nothing had come."""
         self._head_out = b""
         self._body_out = _NOTHING
         self._pad = 0

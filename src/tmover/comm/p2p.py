@@ -49,6 +49,7 @@ class Post:
 
     def post(self, message: Message) -> Message:
         """Send or receive a message in the background."""
+        message.other = self._peer(message.peer, message.world)
         with self._changed:
             self._posted.append(message)
             self._open += 1

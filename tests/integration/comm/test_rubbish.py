@@ -48,6 +48,7 @@ def sent_by_one(lane: Lane, rubbish: bytes) -> tuple[End, End]:
             fabric.present().peers[0].lanes[lane_of(fabric, lane)].sock.sendall(rubbish)
             for other in range(SENDER):
                 board.get(f"over/{other}")
+            fabric.close(bye=True)
             return None
         error = use(fabric, lane)
         board.put(f"over/{rank}")
