@@ -158,7 +158,8 @@ def test_what_could_not_be_taken_in_is_no_success() -> None:
 def test_a_status_joins_what_was_decided_with_what_heartbeats_say() -> None:
     presence = Presence(5)
     presence.join(Who("1", "node1-aa"), "node1", b"r", now=10)
-    presence.step(Who("1", "node1-aa"), (7, 6))
+    beat = wire.Heartbeat(job="1", agent="node1-aa", steps=(7, 6))
+    presence.beat(Who("1", "node1-aa"), beat)
     presence.join(Who("1", "node2-aa"), "node2", None, now=10)  # known from the journal only
 
     found = status.of(RUNNING, presence, now=12.5)
