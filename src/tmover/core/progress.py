@@ -17,7 +17,7 @@ import msgspec
 from tmover.core.events import NO_STEP
 
 FIRST_STEP = 3
-"""Before this step nobody is stuck: kernels are compiled, caches filled, buckets laid."""
+"""Before this step nobody is stuck, or late: kernels are compiled, caches filled, buckets laid."""
 SUSPECT_AT = 0.25
 """The part of `stuck_after` after which a standstill is shown."""
 NOTABLE = 0.1

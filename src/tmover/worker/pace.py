@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tmover.comm.fabric import Fabric
 from tmover.comm.waits import waits
-from tmover.core.progress import Activity, Progress
+from tmover.core.progress import FIRST_STEP, Activity, Progress
 
 LOOK_S = 1.0
 """How often it is said."""
@@ -66,6 +66,8 @@ class Pace:
         if world.epoch != self._epoch:
             self._epoch = world.epoch
             self._looks.clear()
+        if step < FIRST_STEP:
+            self._looks.clear()  # until all are up and warm they wait for each other
         seen = waits(world)
         now = _Look(step, {rank: wait.waited_s for rank, wait in seen.items()})
         if not self._looks or self._looks[-1].step != step:
