@@ -8,6 +8,7 @@ namespaces, so it takes root. Each is the time from the event to the last surviv
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,13 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
-
-import dataclasses
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 from integration.comm.harness import Board, join, run
 from support.eventually import eventually
