@@ -14,6 +14,8 @@ from tmover.comm.link import Link
 class Waiting:
     """From its making to `end`. All links are marked for whoever asks who is waited for now."""
 
+    __slots__ = ("_began", "_silent", "links", "now")
+
     def __init__(self, links: Mapping[int, Link], silent: Iterable[int]) -> None:
         """`links` are all that are waited for, by descriptor; of those in `silent` nothing came."""
         self.links = links
