@@ -36,6 +36,10 @@ class ControllerConfig(_Table, frozen=True):
     """Where agents and the command line connect; port 0 takes a free one."""
     lease_s: float = 4.0
     """An agent that was not heard of for so long is lost."""
+    stuck_s: float = 60.0
+    """A node for whose ranks all others wait, in the middle of a step, for so long is lost."""
+    stuck_steps: float = 10.0
+    """But not before so many steps of the usual length would have been done meanwhile."""
     poll_s: float = 1.0
     """How often the scheduler is asked for the state of its nodes."""
     request_s: float = 10.0
@@ -91,13 +95,13 @@ class LinkConfig(_Table, frozen=True):
     """For the commit barrier of a switch, if no controller says that it is over."""
     state_s: float = 60.0
     """For one read or write of state that is handed over."""
-    idle_s: int = 2
+    idle_s: int = 1
     """A link on which nothing has come for so long is probed."""
     interval_s: int = 1
     """The time between two probes."""
     probes: int = 3
     """A link is broken after so many probes without an answer."""
-    unacked_s: float = 6.0
+    unacked_s: float = 3.5
     """A link is broken when what was sent is not acknowledged for so long."""
 
 
@@ -389,6 +393,7 @@ def _check(config: Config, *, source: str) -> None:
         (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
         (links.interval_s <= 32767, "links.interval_s <= 32767"),
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
+        (config.controller.stuck_steps >= 1, "controller.stuck_steps >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
         (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),

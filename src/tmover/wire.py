@@ -23,6 +23,7 @@ import msgspec
 
 from tmover.core.events import FromAgent, Record
 from tmover.core.orders import AnyOrder
+from tmover.core.progress import Progress
 from tmover.errors import ProtocolError
 
 VERSION = b"tmover/1"
@@ -42,6 +43,9 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     steps: tuple[int, ...] = ()
     phase: str = ""
     """What its workers are doing, for people."""
+    progress: tuple[Progress | None, ...] = ()
+    """What its workers have said last of how they get on, by local rank; None of one that has not.
+    """
 
 
 ERROR_PHASE = "error: "
@@ -107,6 +111,14 @@ class Pulse(Record, frozen=True, kw_only=True):
     job: str = ""
     code: int = 1
     """The exit code of a script that has failed."""
+
+
+class Pace(Record, frozen=True, kw_only=True):
+    """How a worker gets on, said from time to time whatever its main thread does."""
+
+    local_rank: int
+    progress: Progress
+    job: str = ""
 
 
 # --- requests of the command line -----------------------------------------------------------------
@@ -219,6 +231,19 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
+class WaitStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How long other ranks wait for one."""
+
+    rank: int
+    node: str
+    per_step_s: float
+    """Without the time in which it waits for others itself."""
+    steps: int
+    """In how many of the last steps this was measured."""
+    is_straggler: bool = False
+    """Whether it is the one that others wait for most, and for a notable part of their step."""
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One job as a person wants to see it."""
 
@@ -239,6 +264,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The exit code it ended with, None before."""
     allocations: tuple[str, ...] = ()
     """What the scheduler holds for it, the main allocation first, in a few words each."""
+    waits: tuple[WaitStatus, ...] = ()
+    """The ranks that others wait for, the worst one first."""
+    suspect: str = ""
+    """How long it has made no step, and who is to blame, if that is longer than usual."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -280,7 +309,7 @@ AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, Canc
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 ToController = Union[FromAgent, Heartbeat, AnyRequest]
 FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]
-FromWorker = Union[FromAgent, Hello, Endpoint, Pulse]
+FromWorker = Union[FromAgent, Hello, Endpoint, Pulse, Pace]
 Message = Union[ToController, FromController, FromWorker]
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,8 @@ Dropout, per-rank random streams, BatchNorm (whose running statistics differ by 
 scheduler, a shuffled loader with random augmentation. `--hold STEP FILE` makes rank 0 wait, after
 that step, until the file exists. `--codes` adds a buffer that moves through `.data`; `--late` has
 an averaged model, and what each rank counts for itself, change after `optimizer.step()`. `--save`
-names a directory for the checkpoints that are asked for: one file for each rank and step.
+names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
+RANK SECONDS` makes a rank take so much longer for every step.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
     parser.add_argument("--save", type=pathlib.Path, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--slow", nargs=2, type=float, default=[-1, 0])
     return parser.parse_args()
 
 
@@ -117,7 +119,7 @@ def main() -> None:
             if step.index == arguments.fail_at and not session.sandbox:
                 msg = "the script's own error"
                 raise ValueError(msg)
-            x, y = step.batch
+            x, y = _slowly(step.batch, arguments.slow, session.rank)
             for part_x, part_y in zip(
                 x.chunk(arguments.micro), y.chunk(arguments.micro), strict=True
             ):
@@ -142,6 +144,12 @@ def main() -> None:
             assert last.index == arguments.steps
         if last.committed and session.rank == 0:
             print("sum of ranks", total.item(), flush=True)
+
+
+def _slowly(batch: Any, slow: list[float], rank: int) -> Any:
+    if rank == slow[0]:
+        time.sleep(slow[1])
+    return batch
 
 
 def _hold(hold: list[str] | None, index: int) -> None:

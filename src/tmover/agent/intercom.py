@@ -17,6 +17,7 @@ import zmq
 from tmover import wire
 from tmover.core.events import NO_STEP, FromAgent
 from tmover.core.orders import AnyOrder, Stop, Welcome
+from tmover.core.progress import Progress
 from tmover.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Intercom:
         self._endpoints: dict[int, str] = {}
         self.pulses: dict[int, wire.Pulse] = {}
         """The last word of each worker on its progress, by local rank."""
+        self._paces: dict[int, Progress] = {}
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self.socket.linger = 0
@@ -58,6 +60,11 @@ class Intercom:
         """The last step of each worker, by local rank."""
         pulses = (self.pulses.get(rank) for rank in range(self._nproc))
         return tuple(NO_STEP if pulse is None else pulse.step for pulse in pulses)
+
+    @property
+    def progress(self) -> tuple[Progress | None, ...]:
+        """How each worker gets on, by local rank, as far as it has said so."""
+        return tuple(self._paces.get(rank) for rank in range(self._nproc))
 
     @property
     def phase(self) -> str:
@@ -112,7 +119,7 @@ class Intercom:
         if local_rank is None:
             msg = f"{type(message).__name__} from a worker that has not said hello"
             raise ProtocolError(msg)
-        if isinstance(message, (wire.Endpoint, wire.Pulse)):
+        if isinstance(message, (wire.Endpoint, wire.Pulse, wire.Pace)):
             self._note(local_rank, message)
             return None
         worker = getattr(message, "worker", None)
@@ -131,9 +138,11 @@ class Intercom:
         for message in (*(self._introduction or ()), *self._pending):
             self._send(identity, message)
 
-    def _note(self, local_rank: int, message: wire.Endpoint | wire.Pulse) -> None:
+    def _note(self, local_rank: int, message: wire.Endpoint | wire.Pulse | wire.Pace) -> None:
         if isinstance(message, wire.Endpoint):
             self._endpoints[local_rank] = message.endpoint
+        elif isinstance(message, wire.Pace):
+            self._paces[local_rank] = message.progress
         else:
             self.pulses[local_rank] = message
 

@@ -145,6 +145,7 @@ class Team:
             agent=self._joined.agent,
             steps=() if intercom is None else intercom.steps,
             phase="no workers" if intercom is None else intercom.phase,
+            progress=() if intercom is None else intercom.progress,
         )
 
     def kill(self) -> None:

@@ -63,11 +63,22 @@ def render(status: JobStatus) -> str:
     if status.move is not None:
         move = status.move
         lines += ["", f"move: {move.phase}{_move(move)}"]
+    lines += _troubles(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
     return "\n".join(map(plain, lines))
+
+
+def _troubles(status: JobStatus) -> Iterator[str]:
+    """Yield who keeps the others waiting, and whether the job stands still."""
+    if status.suspect:
+        yield from ("", f"suspect: {status.suspect}")
+    for wait in status.waits:
+        if wait.is_straggler:
+            per = f"{wait.per_step_s:.3g} s per step in the last {wait.steps}"
+            yield from ("", f"straggler: rank {wait.rank} on {wait.node}, others wait {per}")
 
 
 def _move(move: MoveStatus) -> str:

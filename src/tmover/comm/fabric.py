@@ -177,6 +177,7 @@ class Fabric:
         if world is None:
             msg = f"epoch {epoch} is not prepared"
             raise Interrupted(msg)
+        self._on_lost(self.worlds.lost_since(world))  # while it was prepared nobody minded
         return self._hear_all(world, Kind.BARRIER, payload)
 
     def commit(self, epoch: int) -> None:
@@ -258,13 +259,12 @@ class Fabric:
             self.revoke(head.epoch, f"{peer.uid} says that it is revoked")
 
     def _on_lost(self, losses: Sequence[Loss]) -> None:
-        """Take note of control links that broke, if they belong to the present world."""
+        """Take note of control links that broke, in each world that they belong to."""
         with self.worlds.lock:
-            seen = [] if self._closed else self.worlds.lose(losses)
-            epoch = self.epoch
-        if seen:
-            peers = tuple(sorted(loss.peer.uid for loss in seen))
-            self.observe(epoch, peers, "; ".join(loss.reason for loss in seen))
+            seen = {} if self._closed else self.worlds.lose(losses)
+        for epoch, lost in seen.items():
+            peers = tuple(sorted(loss.peer.uid for loss in lost))
+            self.observe(epoch, peers, "; ".join(loss.reason for loss in lost))
 
     def _on_deaf(self, error: Exception) -> None:
         """Break every world: a rank that does not hear `REVOKE` would go on in one that is over."""

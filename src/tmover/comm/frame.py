@@ -27,6 +27,9 @@ class Kind(enum.IntEnum):
     RECORD = 7
 
 
+KINDS = frozenset(Kind)
+
+
 class Op(enum.IntEnum):
     """Which collective a DATA frame belongs to."""
 

@@ -9,14 +9,14 @@ from datetime import timedelta
 import torch
 
 from tmover.comm import sandbox
-from tmover.comm.frame import Header, Kind, Op, Stamp
+from tmover.comm.frame import SEGMENT, Header, Kind, Op, Stamp
 from tmover.comm.link import Link
 from tmover.comm.shelf import Shelf
 from tmover.comm.tensors import flat, give_back, view
 from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
-from tmover.comm.world import World
+from tmover.comm.world import Peer, World
 from tmover.errors import ConfigError, LinkError, ProtocolError
 
 Drive = Callable[["Message", "float | None"], bool]
@@ -50,16 +50,27 @@ class Message(Work):
         self.strict = False
         self.drive: Drive | None = None
         """Moves messages until this one is done."""
+        self.other: Peer | None = None
+        """The process at the other end, if it is known."""
         self.deadline = time.monotonic() + timeout_s
         self.row = flat(tensor)
         self._tensor = tensor
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return when it is done, moving messages until it is."""
-        seconds = timeout.total_seconds() or None
-        if self.drive is not None and not self.is_completed() and not self.drive(self, seconds):
-            msg = f"a message was not through within {seconds:g} s"
-            raise LinkError(msg)
+        """Return when it is done, moving messages until it is; who waits is known meanwhile."""
+        if self.drive is None or self.is_completed():
+            return super().wait(timeout)
+        seconds, other, began = timeout.total_seconds() or None, self.other, time.monotonic()
+        if other is not None:
+            other.awaited += 1
+        try:
+            if not self.drive(self, seconds):
+                msg = f"a message was not through within {seconds:g} s"
+                raise LinkError(msg)
+        finally:
+            if other is not None:
+                other.awaited -= 1
+                other.waited_s += 0.0 if self.outgoing else time.monotonic() - began
         return super().wait()
 
     def conclude(self, error: Exception | None = None) -> None:
@@ -134,7 +145,11 @@ class Incoming(Receive):
     def _fits(self, head: Header) -> bool:
         if self._offset:
             return super()._fits(head)
-        return head.kind == Kind.P2P and head.total <= VARIABLE_LIMIT
+        return (
+            head.kind == Kind.P2P
+            and head.total <= VARIABLE_LIMIT
+            and head.length == min(SEGMENT, head.total)
+        )
 
     def _room(self, head: Header) -> memoryview:
         if self._offset == 0:

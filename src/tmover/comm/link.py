@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 
 from tmover.comm import nearby
-from tmover.comm.frame import HEADER, Header, parse
+from tmover.comm.frame import HEADER, KINDS, SEGMENT, Header, parse
 from tmover.comm.timeouts import Timeouts
 from tmover.errors import LinkError
 
@@ -57,6 +57,10 @@ class Link:
         """How much of its payload is still to come."""
         self.reader: object | None = None
         """Who receives it; None before somebody has claimed it."""
+        self.is_awaited = False
+        """Whether somebody waits until the other end does something."""
+        self.waited_s = 0.0
+        """How long was waited, in all, for messages of which nothing had come."""
         self._head_out = b""
         self._body_out = _NOTHING
         self._pad = 0
@@ -117,6 +121,9 @@ class Link:
             if len(self._partial) < size:
                 return None
             self.head, self._partial = parse(self._partial), b""
+        if self.head.kind not in KINDS or self.head.length > SEGMENT:
+            why = "what comes from it is no frame"
+            raise self.broken(why)
         self.left, self.reader = self.head.length, None
         return self.head
 

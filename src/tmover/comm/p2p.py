@@ -64,6 +64,7 @@ class Post:
     def post(self, message: Message) -> Message:
         """Send or receive a message: as far as it goes now, the rest when somebody drives."""
         message.drive = self.drive
+        message.other = self._peer(message.peer, message.world)
         with self._changed:
             self._posted.append(message)
             self._open += 1

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tmover.comm.latch import Latch
 from tmover.comm.link import Link
 from tmover.comm.transfer import Receive, Send
+from tmover.comm.waiting import Waiting
 from tmover.errors import Interrupted, LinkError
 
 
@@ -49,13 +50,26 @@ class Relay:
             poller.register(latch.fd, select.POLLIN)
             for fd, mask in self._waits().items():
                 poller.register(fd, mask)
-            events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            events = self._poll(poller, deadline)
             if latch.is_set:
                 raise Interrupted(latch.reason)
             if not events:
                 peers = (self._in.peer, self._out.peer)
                 msg = f"no progress with {' and '.join(peers)} in time"
                 raise LinkError(msg, peers)
+
+    def _poll(self, poller: select.poll, deadline: float) -> list[tuple[int, int]]:
+        """Wait, and charge that to the rank before as long as nothing has come from it."""
+        lacks = self._received < len(self._receives)
+        links = {self._in.fd: self._in} if lacks else {}
+        if self._out.unsent:
+            links[self._out.fd] = self._out
+        silent = not self._received and not self._receives[0].has_begun
+        waiting = Waiting(links, [self._in.fd] if silent else [])
+        try:
+            return poller.poll(max(0.0, deadline - waiting.now) * 1000)
+        finally:
+            waiting.end()
 
     def _waits(self) -> dict[int, int]:
         masks = {self._in.fd: select.POLLIN} if self._received < len(self._receives) else {}

@@ -142,20 +142,22 @@ class Succession:
 
     # --- broken links -----------------------------------------------------------------------------
 
-    def lose(self, losses: Sequence[Loss]) -> list[Loss]:
-        """Note that peers are lost; return those that the present world loses by it.
+    def lose(self, losses: Sequence[Loss]) -> dict[int, list[Loss]]:
+        """Note that peers are lost; return what each world loses by it, by epoch.
 
         In a barrier only the peers of its world count; the others do if it is given up.
         """
         with self.lock:
-            seen = []
+            seen: dict[int, list[Loss]] = {}
+            coming = self.coming if self._crossing else None
             for loss in losses:
                 loss.peer.lost = loss.reason
-                coming = self.coming
-                if self._crossing and coming is not None and not coming.holds(loss.peer):
+                if coming is not None and not coming.holds(loss.peer):
                     self._deferred.append(loss)
-                elif self._missed(loss.peer):
-                    seen.append(loss)
+                    continue
+                for world in (self.present, coming):
+                    if world is not None and world.holds(loss.peer) and not loss.peer.left:
+                        seen.setdefault(world.epoch, []).append(loss)
             return seen
 
     def take_deferred(self) -> list[Loss]:
@@ -167,6 +169,3 @@ class Succession:
     def lost_since(self, world: World) -> list[Loss]:
         """Return the peers of a world that were lost before it was entered."""
         return [Loss(peer, peer.lost) for peer in world.peers.values() if peer.lost]
-
-    def _missed(self, peer: Peer) -> bool:
-        return self.present is not None and self.present.holds(peer) and not peer.left

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tmover.comm.frame import SEGMENT, Header, Kind, Stamp, describe
 from tmover.comm.latch import Latch
 from tmover.comm.link import AHEAD, Link
+from tmover.comm.waiting import Waiting
 from tmover.errors import Interrupted, LinkError, ProtocolError
 
 SHORT = AHEAD // 2
@@ -102,6 +102,11 @@ class Receive:
         return True
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any of it has come."""
+        return self._offset > 0 or self.link.reader is self
+
+    @property
     def complete(self) -> bool:
         """Whether all frames have come, of a message of which one has."""
         return self._offset >= self._size
@@ -185,12 +190,18 @@ class Collect(Receive):
         self.data = bytearray()
 
     def _fits(self, head: Header) -> bool:
-        return head[:5] == self._stamp[:5] and head.total <= VARIABLE_LIMIT
+        if self._offset:
+            return super()._fits(head)
+        length = min(SEGMENT, head.total)
+        return (
+            head[:5] == self._stamp[:5] and head.total <= VARIABLE_LIMIT and head.length == length
+        )
 
     def _room(self, head: Header) -> memoryview:
         if self._offset == 0:
             self.data = bytearray(head.total)
             self._size = head.total
+            self._stamp = self._stamp._replace(total=head.total)
         return memoryview(self.data)[self._offset : self._offset + head.length]
 
 
@@ -221,13 +232,30 @@ def transfer(
 def _wait(
     outgoing: dict[int, Send], incoming: dict[int, Receive], latch: Latch, timeout_s: float
 ) -> None:
-    deadline = time.monotonic() + timeout_s
+    links = {fd: send.link for fd, send in outgoing.items()}
+    links |= {fd: receive.link for fd, receive in incoming.items()}
+    waiting = Waiting(links, [fd for fd, receive in incoming.items() if not receive.has_begun])
+    try:
+        _go_on(outgoing, incoming, latch, timeout_s, waiting)
+    finally:
+        waiting.end()
+
+
+def _go_on(
+    outgoing: dict[int, Send],
+    incoming: dict[int, Receive],
+    latch: Latch,
+    timeout_s: float,
+    waiting: Waiting,
+) -> None:
+    deadline = waiting.now + timeout_s
     poller = select.poll()
     poller.register(latch.fd, select.POLLIN)
     for fd in outgoing.keys() | incoming.keys():
         poller.register(fd, _mask(fd, outgoing, incoming))
     while outgoing or incoming:
-        events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        events = poller.poll(max(0.0, deadline - waiting.now) * 1000)
+        waiting.look()
         if not events:
             raise _late(outgoing, incoming, timeout_s)
         for fd, mask in events:
@@ -235,12 +263,16 @@ def _wait(
                 raise Interrupted(latch.reason)
             sent = mask & _OUT and fd in outgoing and outgoing[fd].step()
             received = mask & _IN and fd in incoming and incoming[fd].step()
+            if mask & select.POLLIN:
+                waiting.heard(fd)
             if sent:
                 del outgoing[fd]
             if received:
                 del incoming[fd]
             if sent or received:
-                _watch(poller, fd, _mask(fd, outgoing, incoming))
+                left = _mask(fd, outgoing, incoming)
+                waiting.links[fd].is_awaited = left != 0
+                _watch(poller, fd, left)
 
 
 def _mask(fd: int, outgoing: dict[int, Send], incoming: dict[int, Receive]) -> int:

@@ -106,5 +106,8 @@ class Watch:
             head = link.next_head(ahead=False)
             if head is None:
                 return
+            if head.length:
+                why = "what it says has no end"
+                raise link.broken(why)
             link.head = None
             self._on_word(peer, head)

@@ -77,6 +77,10 @@ class Peer:
         """Why its links cannot be used any more."""
         self.left = False
         """Whether it has said farewell."""
+        self.awaited = 0
+        """How many threads wait for a message to or from it to be through."""
+        self.waited_s = 0.0
+        """How long was waited, in all, for messages from it."""
         self._speaking = threading.Lock()
 
     def say(self, kind: Kind, epoch: int) -> None:

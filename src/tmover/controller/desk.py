@@ -54,6 +54,10 @@ class Desk:
             logger.info("replayed %s entries of job %s", len(entries), job, extra={"job_id": job})
         self._next = int(journal.next_id())
 
+    def jobs(self) -> list[Job]:
+        """Return all jobs, those too that have ended."""
+        return [ledger.job for ledger in self.ledgers.values()]
+
     def new_id(self) -> str:
         """Return the id of a job to be."""
         self._next += 1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tmover import wire
 from tmover.core.events import Answered, Exited, FromAgent, Joined, Launched, Left
+from tmover.core.progress import Progress
 
 ASK_AGAIN_S = 1.0
 """An agent is not asked who it is more often than this."""
@@ -42,6 +43,7 @@ class Seen:
     is_leaving: bool = False
     """It was told to stop, so its silence is no news."""
     steps: tuple[int, ...] = ()
+    progress: tuple[Progress | None, ...] = ()
     has_spoken: bool = False
     """It was heard of by this controller, not only in the journal."""
 
@@ -81,10 +83,11 @@ class Presence:
         self._asked[who] = now
         return True
 
-    def step(self, who: Who, steps: tuple[int, ...]) -> None:
-        """Note where the agent's workers are."""
+    def beat(self, who: Who, heartbeat: wire.Heartbeat) -> None:
+        """Note where the agent's workers are, and how they get on."""
         if who in self._agents:
-            self._agents[who].steps = steps
+            self._agents[who].steps = heartbeat.steps
+            self._agents[who].progress = heartbeat.progress
 
     def release(self, who: Who) -> None:
         """Note that the agent was told to stop: it may fall silent without being missed."""

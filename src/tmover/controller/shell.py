@@ -28,6 +28,7 @@ from tmover.controller.intake import Intake
 from tmover.controller.journal import Entry, Settled
 from tmover.controller.presence import Presence, Who, speaker
 from tmover.controller.status import Views
+from tmover.controller.suspects import Suspects
 from tmover.controller.watch import AllocationWatch, Watch
 from tmover.controller.work import Item, Said, Work
 from tmover.core.events import (
@@ -86,7 +87,8 @@ class Controller:
         self._allocations = allocations
         self._intake = Intake(state, desk, allocations)
         poll_s = config.controller.poll_s
-        self._views = Views(desk, self._presence)
+        self._suspects = Suspects(config.controller, self._presence)
+        self._views = Views(desk, self._presence, self._suspects)
         self._watch = Watch(
             scheduler, poll_s=poll_s, agents_on=self._views.local_agents, post=self.post
         )
@@ -195,6 +197,8 @@ class Controller:
                     extra={"job_id": who.job},
                 )  # fmt: skip
                 self.post(LeaseExpired(job=who.job, agent=who.agent))
+            for stuck in self._suspects.look(self._desk.jobs(), now):
+                self.post(stuck)
 
     # --- one turn ---------------------------------------------------------------------------------
 
@@ -282,7 +286,7 @@ class Controller:
             text = requests.unknown(message.job)
             self._gate.send(route, wire.RefusedReply(text=text, is_unknown=True))
         elif self._heard(route, who):
-            self._presence.step(who, message.steps)
+            self._presence.beat(who, message)
             heard = wire.Heard(job=who.job, agent=who.agent, boot=self._boot)
             self._gate.send(route, heard)
 

@@ -11,6 +11,9 @@ from tmover import wire
 from tmover.controller import requests
 from tmover.controller.desk import Desk, Ledger
 from tmover.controller.presence import Presence, Seen, Who
+from tmover.controller.suspects import Suspects, progress_of
+from tmover.core.progress import lateness, straggler
+from tmover.core.roster import Job
 from tmover.core.view import MoveView, SlotView, StandbyView, view
 from tmover.errors import Refused
 from tmover.scheduler.interface import Allocation
@@ -19,10 +22,11 @@ from tmover.scheduler.interface import Allocation
 class Views:
     """Looks at all jobs of a controller."""
 
-    def __init__(self, desk: Desk, presence: Presence) -> None:
+    def __init__(self, desk: Desk, presence: Presence, suspects: Suspects) -> None:
         self._desk = desk
         self._ledgers = desk.ledgers
         self._presence = presence
+        self._suspects = suspects
         self.allocation: Callable[[str], Allocation | None] = lambda _: None
         """What the scheduler holds for a job, as far as it is known."""
         self.troubles: Callable[[str], tuple[str, ...]] = lambda _: ()
@@ -35,7 +39,12 @@ class Views:
         status = of(self._ledgers[job], self._presence)
         held = self.allocation(job)
         shown = () if held is None else (held.text, *held.standbys)
-        return msgspec.structs.replace(status, allocations=(*shown, *self.troubles(job)))
+        suspect = self._suspects.of(job)
+        return msgspec.structs.replace(
+            status,
+            allocations=(*shown, *self.troubles(job)),
+            suspect="" if suspect is None else str(suspect),
+        )
 
     def reply(self, request: wire.StatusRequest, user: str = "") -> wire.AnyReply:
         """Return what is asked for, as far as it is the user's."""
@@ -76,6 +85,23 @@ def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.Job
         notes=tuple(ledger.notes),
         outcome=shown.outcome,
         code=shown.code,
+        waits=() if shown.code is not None else _waits(ledger.job, presence),
+    )
+
+
+def _waits(job: Job, presence: Presence) -> tuple[wire.WaitStatus, ...]:
+    ranks = progress_of(job, presence)
+    late, worst = lateness(ranks), straggler(ranks)
+    return tuple(
+        wire.WaitStatus(
+            rank=rank,
+            node=job.agents[job.slots[rank // job.nproc]].node,
+            per_step_s=round(late[rank], 6),
+            steps=max(progress.steps for progress in ranks.values()),
+            is_straggler=rank == worst,
+        )
+        for rank in sorted(late, key=late.__getitem__, reverse=True)
+        if late[rank] > 0 and job.is_alive(job.slots[rank // job.nproc])
     )
 
 

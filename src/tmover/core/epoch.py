@@ -13,7 +13,7 @@ from typing import Union
 
 from tmover.core import blame
 from tmover.core.draft import Draft
-from tmover.core.events import Answered, Broken, Reported, Wait
+from tmover.core.events import Answered, Broken, Reported, Stuck, Wait
 from tmover.core.orders import Abort, Probe, Revoke
 from tmover.core.phase import (
     Accusation,
@@ -171,6 +171,14 @@ def give_up_silent(draft: Draft, loss: Loss) -> None:
     for name in [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]:
         draft.lose(name, "its workers did not report in time")
     _ask_survivors(draft, loss)
+
+
+def give_up_stuck(draft: Draft, event: Stuck) -> None:
+    """Give up an agent that all others wait for, if it still has a part in what trains now."""
+    job = draft.job
+    is_moving = isinstance(job.phase, Training | Preparing | Armed)
+    if is_moving and event.epoch == job.in_force and event.agent in job.slots:
+        draft.lose(event.agent, event.reason)
 
 
 def _ask_survivors(draft: Draft, loss: Loss) -> None:

@@ -275,6 +275,14 @@ class LeaseExpired(Event, frozen=True, kw_only=True):
     agent: str
 
 
+class Stuck(Event, frozen=True, kw_only=True):
+    """All ranks of `epoch` have waited for too long for those of one agent."""
+
+    agent: str
+    epoch: int
+    reason: str
+
+
 class DeadlinePassed(Event, frozen=True, kw_only=True):
     """A timer set by `ArmDeadline` has fired."""
 
@@ -285,7 +293,7 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
     Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
-    CancelRequested, NodeLost, StandbysGone, LeaseExpired, DeadlinePassed,
+    CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, DeadlinePassed,
 ]  # fmt: skip
 FromAgent = Union[
     Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,

@@ -39,6 +39,7 @@ from tmover.core.events import (
     PrepareFailed,
     Reported,
     StandbysGone,
+    Stuck,
     Submitted,
     Verified,
     Wait,
@@ -80,6 +81,7 @@ __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 _NOWHERE = Plan(epoch=0, members=())
 _OUTSIDE = (
     Submitted, MoveRequested, NodeReady, CancelRequested, NodeLost, StandbysGone, LeaseExpired,
+    Stuck,
 )  # fmt: skip
 
 
@@ -166,6 +168,7 @@ def _hear_outside(
         | NodeLost
         | StandbysGone
         | LeaseExpired
+        | Stuck
     ),
 ) -> None:
     match event:
@@ -184,6 +187,8 @@ def _hear_outside(
             _await_no_order(draft, epoch)
         case LeaseExpired(agent=name):
             draft.lose(name, "its agent was not heard of for the lease")
+        case Stuck():
+            epochs.give_up_stuck(draft, event)
 
 
 def _hear_worker(

@@ -32,6 +32,7 @@ from tmover.process import die_with_parent
 from tmover.worker import signals
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
+from tmover.worker.pace import LOOK_S
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,10 @@ class _Doorstep:
             ready = self.runtime
         if ready is not None:
             ready.on_message(message)
+
+    def on_look(self) -> wire.Pace | None:
+        """Return how this rank gets on, once there is one (control thread)."""
+        return None if self.runtime is None else self.runtime.look()
 
     def on_failure(self, error: BaseException) -> None:
         """End this rank: without its control thread it can neither move nor be fenced."""
@@ -153,6 +158,8 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
         hello=wire.Hello(local_rank=environment.local_rank, pid=os.getpid()),
         on_message=door.on_message,
         on_failure=door.on_failure,
+        on_look=door.on_look,
+        look_s=LOOK_S,
     )
     control.start()
     try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import zmq
@@ -33,11 +35,16 @@ class Control:
         hello: wire.Hello,
         on_message: Callable[[wire.FromController], None],
         on_failure: Callable[[BaseException], None],
+        on_look: Callable[[], wire.FromWorker | None] = lambda: None,
+        look_s: float | None = None,
     ) -> None:
+        """`on_look` is asked every `look_s` for something to say; with None it never is."""
         self._address = address
         self._hello = hello
         self._on_message = on_message
         self._on_failure = on_failure
+        self._on_look = on_look
+        self._look_s = look_s
         self._outbox: queue.SimpleQueue[wire.FromWorker | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tmover-control", daemon=True)
@@ -88,14 +95,33 @@ class Control:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
+        look_at = time.monotonic()
         while True:
-            ready = dict(poller.poll())
+            if self._look_s is not None and time.monotonic() >= look_at:
+                look_at = time.monotonic() + self._look_s
+                self._look(socket)
+            ready = dict(poller.poll(self._patience_ms(look_at)))
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 if not self._flush(socket):
                     return
             if socket in ready:
                 self._receive(socket)
+
+    def _patience_ms(self, look_at: float) -> int | None:
+        if self._look_s is None:
+            return None
+        return math.ceil(max(0.0, look_at - time.monotonic()) * 1000)
+
+    def _look(self, socket: zmq.Socket[bytes]) -> None:
+        """Say what there is to say of the other threads."""
+        try:
+            message = self._on_look()
+        except Exception as error:  # nobody's training ends because it could not be looked at
+            logger.warning("could not say how this rank gets on: %r", error, exc_info=error)
+            self._look_s = message = None
+        if message is not None:
+            socket.send_multipart(wire.encode(message))
 
     def _flush(self, socket: zmq.Socket[bytes]) -> bool:
         """Send what is queued; False when the last word was said."""

@@ -165,6 +165,7 @@ class LiveEngine:
 
     def _hand_out(self, index: int) -> Step:
         assert self._batches is not None
+        self._runtime.pace.begin()
         if self._pending is not None and self._pending.index == index:
             self._pending.batch = self._batches.again()
             self._runtime.trace.write("redo", step=index)

@@ -24,6 +24,7 @@ from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start,
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
+from tmover.worker.pace import Pace
 from tmover.worker.standing import Standing
 from tmover.worker.trace import Trace
 from tmover.worker.vote import Kept
@@ -67,6 +68,7 @@ class Runtime:
             usable=not identity.sandbox,
         )
         self.kept = Kept()
+        self.pace = Pace(fabric)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
         self.aborted: set[int] = set()
@@ -99,7 +101,15 @@ class Runtime:
 
     def pulse(self, step: int, phase: str = "training") -> None:
         """Tell the agent how far this worker is, for its next heartbeat."""
+        self.pace.applied()
         self.control.send(wire.Pulse(local_rank=self.identity.local_rank, step=step, phase=phase))
+
+    def look(self) -> wire.Pace | None:
+        """Return how this rank gets on, in the control thread; None if there is nothing to say."""
+        step = self.standing.rank.step
+        said = None if step is None else self.pace.look(step)
+        local_rank = self.identity.local_rank
+        return None if said is None else wire.Pace(local_rank=local_rank, progress=said)
 
     def form(self) -> None:
         """Wait until all slots are up, and connect the first world."""

@@ -6,6 +6,7 @@ until all ranks are gone: `put` publishes a value, `get` waits for one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.connection as mpc
 import os
@@ -124,7 +125,8 @@ def _serve(pipes: dict[str, mpc.Connection[Any, Any]], deadline: float) -> dict[
         for key, pipe in list(waiting):
             if key in known:
                 waiting.remove((key, pipe))
-                pipe.send(known[key])
+                with contextlib.suppress(BrokenPipeError):  # it was killed while it waited
+                    pipe.send(known[key])
     return {key[6:]: value for key, value in known.items() if key.startswith("value/")}
 
 
@@ -150,9 +152,8 @@ def uid_of(name: str) -> str:
 
 def make_fabric(board: Board, name: str, *, kind: str = "links", **options: Any) -> Fabric:
     """Return a fabric of this process, and publish where it listens."""
-    options.setdefault("timeouts", TIMEOUTS)
-    make = FABRICS[kind]
-    fabric = make(job="job", secret=SECRET, uid=uid_of(name), address="127.0.0.1", **options)
+    options = {"timeouts": TIMEOUTS, "address": "127.0.0.1", **options}
+    fabric = FABRICS[kind](job="job", secret=SECRET, uid=uid_of(name), **options)
     board.put(f"endpoint/{name}", fabric.endpoint)
     return fabric
 

@@ -12,6 +12,7 @@ from tmover import wire
 from tmover.agent.intercom import Intercom, new_address
 from tmover.core.events import NO_STEP, Finished
 from tmover.core.orders import Revoke, Stop, Welcome
+from tmover.core.progress import Progress
 
 AGENT = "node1-aa"
 GREETING = wire.Greeting(job="7", agent=AGENT, boot="b", secret=b"s")
@@ -132,6 +133,17 @@ def test_the_last_step_of_each_worker_is_kept(office: Office) -> None:
     office.hear(2)
 
     assert (office.intercom.steps, office.intercom.phase) == ((4, 3), "waiting")
+
+
+def test_how_each_worker_gets_on_is_kept_and_is_no_step(office: Office) -> None:
+    said = Progress(rank=5, step=4, awaits=(2,), waited={2: 0.5}, steps=3, median_s=0.1)
+    worker = office.connect()
+
+    say(worker, hello(1), wire.Pace(local_rank=1, progress=said))
+    office.hear(2)
+
+    assert office.intercom.progress == (None, said)
+    assert office.intercom.pulses == {}
 
 
 def test_events_are_passed_on(office: Office) -> None:

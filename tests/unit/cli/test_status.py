@@ -1,7 +1,7 @@
 import msgspec
 
 from tmover.cli.status import render
-from tmover.wire import JobStatus, MoveStatus, SlotStatus, StandbyStatus
+from tmover.wire import JobStatus, MoveStatus, SlotStatus, StandbyStatus, WaitStatus
 
 STATUS = JobStatus(
     job="3",
@@ -48,6 +48,18 @@ def test_a_move_that_is_only_asked_for_is_in_no_epoch() -> None:
     assert "\nmove: requested, node1 is to be left\n" in render(
         msgspec.structs.replace(STATUS, move=move)
     )
+
+
+def test_who_keeps_the_others_waiting_is_named() -> None:
+    late = WaitStatus(rank=3, node="node2", per_step_s=0.3127, steps=32, is_straggler=True)
+    usual = WaitStatus(rank=1, node="node1", per_step_s=0.01, steps=32)
+    why = "no step for 20 s of 60 s, all wait for rank 3"
+
+    shown = render(msgspec.structs.replace(STATUS, waits=(late, usual), suspect=why))
+
+    straggler = "straggler: rank 3 on node2, others wait 0.313 s per step in the last 32"
+    assert f"\n\nsuspect: {why}\n\n{straggler}\n\n" in shown
+    assert "rank 1" not in shown
 
 
 def test_a_status_is_a_plain_table() -> None:

@@ -132,16 +132,29 @@ def test_preparing_twice_is_done_once(worlds: Succession) -> None:
     assert worlds.begin(plan(1, "a", "b"), ()) is None
 
 
-def test_in_a_barrier_only_the_peers_of_its_world_count(worlds: Succession) -> None:
+def test_in_a_barrier_only_the_peers_of_its_world_count_and_count_for_both(
+    worlds: Succession,
+) -> None:
     first = enter(worlds, plan(1, "a", "b", "c"))
     worlds.make_ready(begin(worlds, plan(2, "a", "d", "c")))
     worlds.cross(2)
     leaver, stayer = Loss(first.peers[1], "gone"), Loss(first.peers[2], "gone")
 
-    assert worlds.lose([leaver, stayer]) == [stayer]
+    assert worlds.lose([leaver, stayer]) == {1: [stayer], 2: [stayer]}
 
     assert worlds.give_up(2) is not None
-    assert worlds.lose(worlds.take_deferred()) == [leaver]
+    assert worlds.lose(worlds.take_deferred()) == {1: [leaver]}
+
+
+def test_a_joiner_lost_in_a_barrier_is_lost_to_the_coming_world_alone(worlds: Succession) -> None:
+    enter(worlds, plan(1, "a", "b"))
+    coming = begin(worlds, plan(2, "a", "d"))
+    worlds.make_ready(coming)
+    joiner = Loss(coming.peers[1], "cut")
+
+    assert worlds.lose([joiner]) == {}
+    worlds.cross(2)
+    assert worlds.lose(worlds.lost_since(coming)) == {2: [joiner]}
 
 
 def test_past_the_barrier_what_the_old_world_lost_is_forgotten(worlds: Succession) -> None:
@@ -161,5 +174,5 @@ def test_a_peer_that_said_farewell_is_not_missed(worlds: Succession) -> None:
     world = enter(worlds, plan(1, "a", "b"))
     world.peers[1].left = True
 
-    assert worlds.lose([Loss(world.peers[1], "closed")]) == []
+    assert worlds.lose([Loss(world.peers[1], "closed")]) == {}
     assert fresh(begin(worlds, plan(2, "a", "b"))) == ["b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tmover import wire
 from tmover.controller.presence import ASK_AGAIN_S, Presence, Who
 
 ANN = Who("1", "node1-aa")
@@ -96,6 +97,6 @@ def test_what_is_said_of_strangers_changes_nothing() -> None:
 
     presence.release(ANN)
     presence.drop_route(ANN)
-    presence.step(ANN, (3,))
+    presence.beat(ANN, wire.Heartbeat(job="1", agent=ANN.agent, steps=(3,)))
 
     assert presence.seen(ANN) is None

@@ -18,6 +18,7 @@ from tmover.core.events import (
 )
 from tmover.core.job import Job, decide
 from tmover.core.orders import Note
+from tmover.core.progress import Progress
 from tmover.errors import Refused
 
 
@@ -158,7 +159,8 @@ def test_what_could_not_be_taken_in_is_no_success() -> None:
 def test_a_status_joins_what_was_decided_with_what_heartbeats_say() -> None:
     presence = Presence(5)
     presence.join(Who("1", "node1-aa"), "node1", b"r", now=10)
-    presence.step(Who("1", "node1-aa"), (7, 6))
+    beat = wire.Heartbeat(job="1", agent="node1-aa", steps=(7, 6))
+    presence.beat(Who("1", "node1-aa"), beat)
     presence.join(Who("1", "node2-aa"), "node2", None, now=10)  # known from the journal only
 
     found = status.of(RUNNING, presence, now=12.5)
@@ -169,6 +171,24 @@ def test_a_status_joins_what_was_decided_with_what_heartbeats_say() -> None:
     ]
     assert [(s.node, s.heard_s) for s in found.standbys] == [("node3", None)]
     assert (found.step, found.world_size, found.owner, found.code) == (6, 4, "ann", None)
+
+
+def test_a_status_says_whom_the_others_wait_for() -> None:
+    presence = Presence(5)
+    waits: tuple[dict[int, float], ...] = ({2: 3.0}, {})
+    for first, agent, waited in zip((0, 2), ("node1-aa", "node2-aa"), waits, strict=True):
+        who = Who("1", agent)
+        presence.join(who, agent[:5], b"r", now=10)
+        said = tuple(
+            Progress(rank=rank, step=20, waited=waited, steps=10, median_s=1.0)
+            for rank in (first, first + 1)
+        )
+        presence.beat(who, wire.Heartbeat(job="1", agent=agent, progress=said))
+
+    found = status.of(RUNNING, presence, now=12.5)
+
+    late = wire.WaitStatus(rank=2, node="node2", per_step_s=0.3, steps=10, is_straggler=True)
+    assert found.waits == (late,)
 
 
 def test_the_status_of_a_job_that_ended_says_how() -> None:

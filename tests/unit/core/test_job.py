@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from support.jobs import (
@@ -34,6 +35,7 @@ from tmover.core.events import (
     NodeLost,
     Plan,
     PrepareFailed,
+    Stuck,
     Submitted,
     Wait,
 )
@@ -63,6 +65,7 @@ from tmover.core.phase import (
     Preparing,
     Recovering,
     Reporting,
+    Stage,
     Starting,
     Switching,
     Training,
@@ -559,6 +562,42 @@ def test_a_lost_standby_is_fenced_and_training_goes_on() -> None:
         EndNode(job="j", node="m0", reason="down"),
     ]
     assert story.job.phase == Training()
+
+
+STUCK = Stuck(job="j", agent="a1", epoch=1, reason="all wait for rank 1")
+
+
+@pytest.mark.parametrize("moment", ["training", "preparing", "armed"])
+def test_a_node_for_which_all_wait_is_lost_wherever_the_job_trains(moment: str) -> None:
+    story = getattr(Story(), moment)()
+
+    actions = story.tell(STUCK)
+
+    assert EndNode(job="j", node="n1", reason="all wait for rank 1") in actions
+    assert "a1" in story.job.gone
+    assert story.job.phase.stage is Stage.REVOKED
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        msgspec.structs.replace(STUCK, epoch=0),
+        msgspec.structs.replace(STUCK, epoch=2),
+        msgspec.structs.replace(STUCK, agent="s0"),
+        msgspec.structs.replace(STUCK, agent="stranger"),
+    ],
+    ids=["an epoch before", "an epoch to come", "a standby", "a stranger"],
+)
+def test_who_does_not_train_in_this_epoch_is_not_stuck(event: Stuck) -> None:
+    job = Story().training().job
+
+    assert decide(job, event) == (job, [])
+
+
+def test_in_a_recovery_nobody_is_stuck() -> None:
+    job = Story().recovering().job
+
+    assert decide(job, msgspec.structs.replace(STUCK, epoch=job.in_force)) == (job, [])
 
 
 def test_a_lost_agent_never_comes_back_as_the_same_agent() -> None:

@@ -34,6 +34,7 @@ from tmover.core.events import (
     PrepareFailed,
     Reported,
     StandbysGone,
+    Stuck,
     Verified,
     Wait,
     Warm,
@@ -255,6 +256,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes)
     def node_lost(self, node: str) -> None:
         self.feed(NodeLost(job="j", node=node, reason="x"))
+
+    @rule(agent=agents, back=back)
+    def stuck(self, agent: str, back: int) -> None:
+        epoch = self.job.in_force + back
+        self.feed(Stuck(job="j", agent=agent, epoch=epoch, reason="all wait for it"))
 
     @rule(agent=agents)
     def lease_expired(self, agent: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import queue
+from collections.abc import Callable, Iterator
 
+import pytest
 import zmq
 
 from tmover import wire
@@ -45,3 +47,75 @@ def test_an_order_that_cannot_be_carried_out_ends_the_line_loudly(tmp_path: path
         control.close()
         agent.close()
         context.term()
+
+
+@pytest.fixture
+def line(tmp_path: pathlib.Path) -> Iterator[tuple[zmq.Socket[bytes], str]]:
+    """An agent's socket, and where workers find it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    agent = context.socket(zmq.ROUTER)
+    agent.linger = 0
+    address = f"ipc://{tmp_path}/agent"
+    agent.bind(address)
+    yield agent, address
+    agent.close()
+    context.term()
+
+
+def heard(agent: zmq.Socket[bytes]) -> wire.FromWorker:
+    assert agent.poll(SOON_MS)
+    _, *frames = agent.recv_multipart()
+    return wire.decode_worker(frames)
+
+
+def control(address: str, look: Callable[[], wire.FromWorker | None]) -> Control:
+    return Control(
+        address,
+        hello=HELLO,
+        on_message=lambda _: None,
+        on_failure=lambda _: None,
+        on_look=look,
+        look_s=0.001,
+    )
+
+
+HELLO = wire.Hello(local_rank=0, pid=1)
+
+
+def test_what_is_seen_of_a_worker_is_said_whatever_its_other_threads_do(
+    line: tuple[zmq.Socket[bytes], str],
+) -> None:
+    agent, address = line
+    said = iter([None, wire.Pulse(local_rank=0, step=1), wire.Pulse(local_rank=0, step=2)])
+    made = control(address, lambda: next(said, None))
+    made.start()
+
+    try:
+        assert [heard(agent) for _ in range(3)] == [
+            HELLO,
+            wire.Pulse(local_rank=0, step=1),
+            wire.Pulse(local_rank=0, step=2),
+        ]
+    finally:
+        made.close()
+
+
+def test_a_look_that_fails_costs_the_looking_alone(line: tuple[zmq.Socket[bytes], str]) -> None:
+    looks = []
+
+    def look() -> None:
+        looks.append(1)
+        msg = "a fault of ours"
+        raise KeyError(msg)
+
+    agent, address = line
+    made = control(address, look)
+    made.start()
+
+    try:
+        assert heard(agent) == HELLO
+        made.send(wire.Pulse(local_rank=0, step=7))
+        assert heard(agent) == wire.Pulse(local_rank=0, step=7)
+    finally:
+        made.close()
+    assert len(looks) <= 1

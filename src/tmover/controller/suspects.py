@@ -1,0 +1,77 @@
+"""The controller's eyes on progress: which job stands still, and for whom everybody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tmover.config import ControllerConfig
+from tmover.controller.presence import Presence, Who
+from tmover.core.events import Stuck
+from tmover.core.phase import Stage
+from tmover.core.progress import Limits, Progress, Standstill, Suspicion, suspicion
+from tmover.core.roster import Job
+
+_MOVING = frozenset({Stage.TRAINING, Stage.PREPARING, Stage.ARMED})
+
+
+_GAP_S = 5.0
+
+
+class Suspects:
+    """Looks at all jobs again and again. Times are the caller's, in seconds."""
+
+    def __init__(self, config: ControllerConfig, presence: Presence) -> None:
+        self._limits = Limits(config.stuck_s, config.stuck_steps)
+        self._presence = presence
+        self._still: dict[str, Standstill] = {}
+        self._found: dict[str, Suspicion] = {}
+        self._looked_at = 0.0
+
+    def look(self, jobs: Iterable[Job], now: float) -> list[Stuck]:
+        """Return the nodes to be given up, each once per standstill.
+
+        After a time in which nobody looked all begins anew: it was the controller that stood still.
+        """
+        still, found, stuck = self._still, self._found, list[Stuck]()
+        if now - self._looked_at > _GAP_S:
+            still, found = {}, {}
+        self._still, self._found, self._looked_at = {}, {}, now
+        for job in jobs:
+            ranks = progress_of(job, self._presence)
+            if job.phase.stage not in _MOVING or len(ranks) < job.nnodes * job.nproc:
+                continue
+            seen = still.get(job.name, Standstill()).seen(job.in_force, ranks, now)
+            self._still[job.name] = seen
+            suspect = suspicion(seen, ranks, self._limits, now)
+            if suspect is None:
+                continue
+            self._found[job.name] = suspect
+            was_certain = job.name in found and found[job.name].is_certain
+            if suspect.is_certain and not was_certain:
+                stuck += _stuck(job, suspect)
+        return stuck
+
+    def of(self, job: str) -> Suspicion | None:
+        """Return what is suspected of a job."""
+        return self._found.get(job)
+
+
+def progress_of(job: Job, presence: Presence) -> Mapping[int, Progress]:
+    """Return what the ranks of a job have said of themselves last, by rank, as far as they have."""
+    found = {}
+    for slot, agent in enumerate(job.slots):
+        seen = presence.seen(Who(job.name, agent))
+        for local, said in enumerate(() if seen is None else seen.progress[: job.nproc]):
+            rank = slot * job.nproc + local
+            if said is not None and said.rank == rank:
+                found[rank] = said
+    return found
+
+
+def _stuck(job: Job, suspect: Suspicion) -> list[Stuck]:
+    """Return the node on which all sit that everybody waits for; none if there are several."""
+    slots = {rank // job.nproc for rank in suspect.ranks}
+    if len(slots) != 1:
+        return []
+    agent = job.slots[slots.pop()]
+    return [Stuck(job=job.name, agent=agent, epoch=job.in_force, reason=str(suspect))]
