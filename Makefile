@@ -71,7 +71,7 @@ docs: install ## Regenerate docs/cli.md and the diagram of phases
 bench: bench-comm ## Measure the parts: the communicator, then the hand-off of state
 	OMP_NUM_THREADS=1 $(BIN)/python bench/handoff.py
 
-bench-comm: install ## Measure the communicator beside gloo (about 20 minutes)
+bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/comm.py
 
 clean: ## Remove what the other targets made

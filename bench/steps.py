@@ -10,7 +10,6 @@ import contextlib
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+import progress
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
 from tmover.config import load
 from tmover.demo.show import impatient
@@ -102,11 +102,11 @@ def _run(folder: pathlib.Path, argv: tuple[str, ...], *, total: int) -> float:
         job = cluster.submit(spec)
         beside = _Beside(cluster)
         while (status := cluster.status(job)).code is None:
-            if sys.stderr.isatty():
-                print(f"\r  step {status.step or 0} of {total}", end="\r", file=sys.stderr)
+            progress.show(status.step or 0, total, "step")
             if status.step:
                 beside.read()
             time.sleep(_POLL_S)
+        progress.show(total, total, "step")
         if status.code != 0:
             logs = [file.read_text(errors="replace") for file in cluster.logs(job).iterdir()]
             msg = "\n".join([f"the job of bench/training.py failed: {status.outcome}", *logs])

@@ -11,7 +11,6 @@ import gc
 import pathlib
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
+import progress
 from ranks import Holder, Process, join, make_fabric, make_plan, run
 from tmover.comm import intercept
 from tmover.comm.fabric import Fabric
@@ -216,8 +216,7 @@ def _look(process: Process, record: Record, swap: int, swaps: int) -> None:
         return
     gc.collect()  # what nobody holds any more is no leak, whenever it would be collected
     record.footprints.append(footprint())
-    if sys.stderr.isatty():
-        print(f"\r  swap {swap} of {swaps}", end="\r" if swap == swaps else "", file=sys.stderr)
+    progress.show(swap, swaps, "swap")
 
 
 def footprint() -> Footprint:
