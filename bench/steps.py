@@ -29,13 +29,13 @@ WORLD = 2
 ROUNDS = {"demo": 12, "50m": 8}
 STEPS = {"demo": 40, "50m": 4}
 _POLL_S = 1.0
+_Times = dict[str, list[list[float]]]
 _HERE = pathlib.Path(__file__).parent
 
 
 class Overhead(NamedTuple):
     """The median step of one model, in seconds, and what it is beside plain DDP's."""
 
-    parameters: int
     tmover_s: float
     gloo_s: float
     without_keeper_s: float
@@ -49,11 +49,6 @@ class Overhead(NamedTuple):
     """CPU time of controller, agents and torchruns by wall time: in none of the ratios."""
 
 
-class _Report(msgspec.Struct, frozen=True):
-    parameters: int
-    times: dict[str, list[list[float]]]
-
-
 def measure(model: str, *, rounds: int, steps: int, size: str | None = None) -> Overhead:
     """Run the job; the first round, and each block's first step, are not counted."""
     with tempfile.TemporaryDirectory(prefix="tmover-bench-") as name:
@@ -64,15 +59,14 @@ def measure(model: str, *, rounds: int, steps: int, size: str | None = None) -> 
             *("--rounds", str(rounds + 1), "--steps", str(steps)),
         )
         beside_share = _run(folder, argv, total=2 * (rounds + 1) * steps)
-        report = msgspec.json.decode((folder / "report.json").read_bytes(), type=_Report)
+        times = msgspec.json.decode((folder / "report.json").read_bytes(), type=_Times)
     medians = {
         kind: [statistics.median(block[1:]) for block in blocks[1:]]
-        for kind, blocks in report.times.items()
+        for kind, blocks in times.items()
     }
     plain = medians[GLOO]
     with_keeper, without = _ratio(medians[TMOVER], plain), _ratio(medians[ALONE], plain)
     return Overhead(
-        parameters=report.parameters,
         tmover_s=statistics.median(medians[TMOVER]),
         gloo_s=statistics.median(plain),
         without_keeper_s=statistics.median(medians[ALONE]),

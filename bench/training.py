@@ -88,27 +88,14 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="of this run")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    size, total = SIZES[args.size], 2 * args.rounds * args.steps
     session = tmover.init()
-    ours = Training(size, total)
-    session.track(model=ours.model, optimizer=ours.optimizer, scheduler=ours.scheduler)
+    total = 2 * args.rounds * args.steps
     store = dist.FileStore(str(args.folder / "store"), session.world_size)
-    gloo = Training(size, total, stock_group(store, session.rank, session.world_size))
-
-    steps = session.steps(loader_of(size), total=total)
-    batches = endless(loader_of(size))
-
-    def under_tmover() -> None:
-        step = next(steps)
-        with step:
-            ours.step(step.batch)
-        if not step.committed:
-            msg = f"step {step.index} was not committed: nothing that is measured here is lost"
-            raise SystemExit(msg)
-
+    group = stock_group(store, session.rank, session.world_size)
+    under_tmover = moved(session, SIZES[args.size], total)
     blocks = {
         TMOVER: under_tmover,
-        GLOO: lambda: gloo.step(next(batches)),
+        GLOO: plain(group, SIZES[args.size], total),
         ALONE: _without_keeper(under_tmover),
     }
     times: dict[str, list[list[float]]] = {name: [] for name in blocks}
@@ -116,13 +103,34 @@ def main() -> None:
         order = list(blocks) if number % 2 == 0 else list(reversed(blocks))
         for name in order:
             times[name].append([_timed(blocks[name]) for _ in range(args.steps)])
-    if next(steps, None) is not None:
-        msg = "the loop has more steps than were counted"
-        raise SystemExit(msg)
     if session.rank == 0:
-        parameters = sum(each.numel() for each in ours.model.parameters())
-        report = {"parameters": parameters, "times": times}
-        (args.folder / "report.json").write_text(json.dumps(report))
+        (args.folder / "report.json").write_text(json.dumps(times))
+
+
+def moved(session: tmover.Session, size: Size, total: int) -> Callable[[], None]:
+    """Return a step under tmover, to be called `total` times."""
+    training = Training(size, total)
+    session.track(model=training.model, optimizer=training.optimizer, scheduler=training.scheduler)
+    steps = session.steps(loader_of(size), total=total)
+
+    def under_tmover() -> None:
+        step = next(steps)
+        with step:
+            training.step(step.batch)
+        if not step.committed:
+            msg = f"step {step.index} was not committed: nothing that is measured here is lost"
+            raise SystemExit(msg)
+        if step.index == total - 1:
+            next(steps, None)  # the end of the loop
+
+    return under_tmover
+
+
+def plain(group: dist.ProcessGroup, size: Size, total: int) -> Callable[[], None]:
+    """Return a step of plain DDP over a group."""
+    training = Training(size, total, group)
+    batches = endless(loader_of(size))
+    return lambda: training.step(next(batches))
 
 
 def _without_keeper(step: Callable[[], None]) -> Callable[[], None]:
