@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench clean
+.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm clean
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
@@ -68,8 +68,11 @@ demo: install ## Watch a job survive a move and the loss of rank 0 (under 4 minu
 docs: install ## Regenerate docs/cli.md and the diagram of phases
 	PYTHONPATH=tests $(BIN)/python -m documents
 
-bench: install ## Measure the parts, one program each
-	for program in bench/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$program || exit 1; done
+bench: bench-comm ## Measure the parts: the communicator, then the hand-off of state
+	OMP_NUM_THREADS=1 $(BIN)/python bench/handoff.py
+
+bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/comm.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

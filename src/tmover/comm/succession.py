@@ -115,7 +115,8 @@ class Succession:
             self._deferred.clear()
             if before is not None:
                 peers = (*self._remains.peers, *before.peers.values())
-                self._remains.peers[:] = [peer for peer in peers if not world.holds(peer)]
+                kept = {id(peer) for peer in world.peers.values()}
+                self._remains.peers[:] = [peer for peer in peers if id(peer) not in kept]
                 self._remains.worlds.append(before)
             return before
 
