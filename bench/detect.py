@@ -78,6 +78,7 @@ def _in_a_job(number: signal.Signals) -> float:
         began = time.monotonic()
         send_signal(find_worker(holder, 0), number)
         last = eventually(lambda: _last_revoked(trace), timeout_s=PATIENCE_S)
+        assert last is not None
         return last - began
 
 
@@ -120,10 +121,8 @@ def cut() -> float:
 
         programs: dict[str, Any] = {name: rank_of(rank) for rank, name in enumerate(names)}
         outcomes = run({**programs, "pull": pull})
-    return (
-        max(float(outcomes[name].value) for rank, name in enumerate(names) if rank != GONE)
-        - outcomes["pull"].value
-    )
+    last = max(float(outcomes[name].value) for rank, name in enumerate(names) if rank != GONE)
+    return last - float(outcomes["pull"].value)
 
 
 def _exchange_to_the_end(fabric: Fabric) -> float:
