@@ -15,10 +15,9 @@ from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
-from tmover.errors import ConfigError, ProtocolError
+from tmover.errors import ProtocolError
 
 ANY = -1
-TAG_LIMIT = 1 << 32
 
 
 @untraced
@@ -36,9 +35,6 @@ class Message(Work):
         timeout_s: float,
     ) -> None:
         super().__init__([tensor], pending=True)
-        if not 0 <= tag < TAG_LIMIT:
-            msg = f"tag {tag}: tags are from 0 to {TAG_LIMIT - 1}"
-            raise ConfigError(msg)
         self.world = world
         self.outgoing = outgoing
         self.peer = peer

@@ -69,7 +69,7 @@ def run(programs: Mapping[str, Program], *, deadline_s: float = DEADLINE_S) -> d
         pid = os.fork()
         if pid == 0:
             here.close()
-            _become(name, program, Board(there))
+            _become(name, program, Board(there), deadline_s)
         there.close()
         pipes[name], pids[name] = here, pid
     try:
@@ -82,11 +82,11 @@ def run(programs: Mapping[str, Program], *, deadline_s: float = DEADLINE_S) -> d
             pipe.close()
 
 
-def _become(name: str, program: Program, board: Board) -> None:
+def _become(name: str, program: Program, board: Board, deadline_s: float) -> None:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, DEADLINE_S + 5)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s + 5)
         board.put(f"value/{name}", program(board))
         code = 0
     except BaseException:  # noqa: BLE001 - the parent fails with it
