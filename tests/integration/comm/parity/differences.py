@@ -151,7 +151,7 @@ WE_ALSO_TAKE |= {
     "all_to_all_single_input_strided": Difference(_STRIDES, _split_columns),
     "messages_of_strided_tensors": Difference(
         _STRIDES,
-        lambda rank, size: sample(0, 12).view(3, 4) if rank == 1 else torch.zeros(3, 4),
+        lambda rank, size: sample(0, 12).view(4, 3).t() if rank == 1 else torch.zeros(3, 4),
     ),
     "messages_to_oneself": Difference(
         "a rank may send to itself", lambda rank, size: (True, True, sample(rank, 3))

@@ -43,10 +43,10 @@ for _body in (_all_to_all, _all_to_all_single):
         _family = _body.__name__[1:]
         _part = functools.partial(_body, dtype=_dtype)
         add(f"{_family}-{short(_dtype)}", _part, family=_family, sizes=sizes_for(_dtype))
-for _body in (_all_to_all_long, _all_to_all_single_long):
+for _long in (_all_to_all_long, _all_to_all_single_long):
     for _count in LENGTHS:
-        _family = _body.__name__[1:]
-        add(f"{_family}-{_count}", functools.partial(_body, count=_count), family=_family)
+        _family = _long.__name__[1:]
+        add(f"{_family}-{_count}", functools.partial(_long, count=_count), family=_family)
 
 
 @case

@@ -78,7 +78,7 @@ for _body in (_broadcast, _all_gather, _all_gather_into_tensor, _gather, _scatte
         _family = _body.__name__[1:]
         _part = functools.partial(_body, dtype=_dtype)
         add(f"{_family}-{short(_dtype)}", _part, family=_family, sizes=sizes_for(_dtype))
-for _body in (
+for _long in (
     _broadcast_long,
     _all_gather_long,
     _all_gather_into_tensor_long,
@@ -86,8 +86,8 @@ for _body in (
     _scatter_long,
 ):
     for _count in LENGTHS:
-        _family = _body.__name__[1:]
-        add(f"{_family}-{_count}", functools.partial(_body, count=_count), family=_family)
+        _family = _long.__name__[1:]
+        add(f"{_family}-{_count}", functools.partial(_long, count=_count), family=_family)
 
 
 @case

@@ -156,7 +156,9 @@ def all_reduce_of_a_conjugate(rank: int, _size: int) -> Any:
 
 
 def _all_reduce_sparse(rank: int, _size: int) -> Any:
-    tensor = torch.sparse_coo_tensor([[rank, 7]], [1.0, 2.0 * rank], (9,))
+    tensor = torch.sparse_coo_tensor(
+        torch.tensor([[rank, 7]]), torch.tensor([1.0, 2.0 * rank]), (9,)
+    )
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     work.wait()
@@ -172,7 +174,7 @@ def all_reduce_sparse(rank: int, size: int) -> Any:
 @case
 def all_reduce_sparse_rows(rank: int, _size: int) -> Any:
     values = sample(rank, 6).view(2, 3)
-    tensor = torch.sparse_coo_tensor([[0, rank % 2]], values, (2, 3))
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, rank % 2]]), values, (2, 3))
     dist.all_reduce(tensor)
     return tensor.to_dense()
 

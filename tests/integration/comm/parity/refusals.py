@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import distributed as dist
 from integration.comm.parity.case import add
 
 Call = Callable[[int, int], Any]
+untyped: Any = dist
+"""For what torch has not annotated, and for arguments of the wrong type."""
 CALLS: dict[str, Call] = {
     "all_reduce_sparse_csr": lambda r, n: dist.all_reduce(torch.eye(3).to_sparse_csr()),
     "all_reduce_quantized": lambda r, n: dist.all_reduce(
@@ -166,23 +169,23 @@ CALLS: dict[str, Call] = {
     "send_to_oneself": lambda r, n: dist.send(torch.ones(3), r),
     "send_to_nobody": lambda r, n: dist.send(torch.ones(3)),
     "send_negative_tag": lambda r, n: dist.send(torch.ones(3), (r + 1) % n, tag=-1),
-    "send_tag_as_text": lambda r, n: dist.send(torch.ones(3), (r + 1) % n, tag="a"),
+    "send_tag_as_text": lambda r, n: untyped.send(torch.ones(3), (r + 1) % n, tag="a"),
     "send_tag_too_high": lambda r, n: dist.send(torch.ones(3), (r + 1) % n, tag=1 << 33),
     "send_sparse": lambda r, n: dist.send(torch.eye(3).to_sparse(), (r + 1) % n),
-    "send_a_list": lambda r, n: dist.send([torch.ones(3)], (r + 1) % n),
+    "send_a_list": lambda r, n: untyped.send([torch.ones(3)], (r + 1) % n),
     "recv_negative_tag": lambda r, n: dist.recv(torch.ones(3), (r + 1) % n, tag=-1),
     "recv_anysource_negative_tag": lambda r, n: dist.recv(torch.ones(3), tag=-1),
     "recv_sparse": lambda r, n: dist.recv(torch.eye(3).to_sparse(), (r + 1) % n),
     "batch_of_nothing": lambda r, n: dist.batch_isend_irecv([]),
-    "batch_of_other_things": lambda r, n: dist.batch_isend_irecv([torch.ones(3)]),
-    "barrier_timeout_as_number": lambda r, n: dist.barrier(timeout=3),
+    "batch_of_other_things": lambda r, n: untyped.batch_isend_irecv([torch.ones(3)]),
+    "barrier_timeout_as_number": lambda r, n: untyped.barrier(timeout=3),
     "monitored_barrier_timeout_as_text": lambda r, n: dist.monitored_barrier(timeout="3"),
     "split_group": lambda r, n: dist.split_group(split_ranks=[list(range(n))]),
     "new_group_twice_the_same_rank": lambda r, n: dist.new_group([0, 0]),
     "new_group_rank_too_high": lambda r, n: dist.new_group([0, n]),
     "new_group_too_many": lambda r, n: dist.new_group(list(range(n + 1))),
     "new_group_empty": lambda r, n: dist.new_group([]),
-    "new_subgroups_indivisible": lambda r, n: dist.new_subgroups(n - 1 if n > 2 else 3),
+    "new_subgroups_indivisible": lambda r, n: untyped.new_subgroups(n - 1 if n > 2 else 3),
 }
 
 
@@ -192,4 +195,4 @@ def _refused(rank: int, size: int, call: Call) -> Any:
 
 
 for _name, _call in CALLS.items():
-    add(f"refused-{_name}", lambda rank, size, call=_call: _refused(rank, size, call))
+    add(f"refused-{_name}", functools.partial(_refused, call=_call))

@@ -56,7 +56,7 @@ def on_ours(size: int) -> list[Results]:
     return _in_processes(size, _with_ours)
 
 
-def _in_processes(size: int, body: Callable[[Board, int, int], Results]) -> list[Results]:
+def _in_processes(size: int, body: Callable[..., Results]) -> list[Results]:
     programs: dict[str, Program] = {
         f"n{rank}": functools.partial(body, rank=rank, size=size) for rank in range(size)
     }
