@@ -2,6 +2,9 @@
 
 TmoverError                     shown to the user as one line, with `exit_code`
 ├── ConfigError                 the user's file, flag or script is wrong; names what to change
+│   ├── CallError               a collective is called wrongly; a `RuntimeError` too, like torch's
+│   │   └── UnsupportedError    with tensors it cannot move; a `NotImplementedError` too
+│   └── CallTypeError           with an argument of another type; a `TypeError` too
 ├── SchedulerError              Slurm or the local scheduler did not do what was asked
 │   ├── SlurmUnreachable        slurmctld did not answer: nothing is known, asking again can help
 │   ├── SlurmDenied             the user has no right to it
@@ -32,6 +35,18 @@ class ConfigError(TmoverError):
     """What the user wrote is wrong."""
 
     exit_code = 2
+
+
+class CallError(ConfigError, RuntimeError):
+    """A collective was called wrongly. A script that catches what torch raises catches this."""
+
+
+class UnsupportedError(CallError, NotImplementedError):
+    """A collective was called with tensors of a kind that it does not move."""
+
+
+class CallTypeError(ConfigError, TypeError):
+    """A collective was called with an argument of another type."""
 
 
 class SchedulerError(TmoverError):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tmover.comm import collectives
+from tmover.comm import collectives, sparse
 from tmover.comm.mesh import Mesh
 from tmover.comm.tensors import flat, give_back, parts, portions, reduction_of
 
@@ -74,6 +74,9 @@ class OverLinks:
     def allreduce(self, tensors: Tensors, opts: Any) -> None:
         reduction = reduction_of(opts.reduceOp)
         for tensor in tensors:
+            if tensor.layout is torch.sparse_coo:
+                sparse.all_reduce(self._mesh, tensor)
+                continue
             row = flat(tensor)
             collectives.all_reduce(self._mesh, row, reduction)
             give_back(row, tensor)
@@ -128,7 +131,7 @@ class OverLinks:
 
     def reduce(self, tensors: Tensors, opts: Any) -> None:
         row = flat(tensors[0]).clone()
-        collectives.all_reduce(self._mesh, row, reduction_of(opts.reduceOp))
+        collectives.reduce(self._mesh, row, reduction_of(opts.reduceOp), opts.rootRank)
         if self._mesh.rank == opts.rootRank:
             give_back(row, tensors[0])
 

@@ -23,11 +23,22 @@ DIRECT_BYTES = 1 << 20
 
 def all_reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction) -> None:
     """Reduce `row` over all ranks, in place."""
+    _reduce_everywhere(mesh, row, reduction, Op.ALL_REDUCE, detail_of(row, reduction))
+
+
+def reduce(mesh: Mesh, row: torch.Tensor, reduction: Reduction, root: int) -> None:
+    """Reduce `row` over all ranks; only `root` needs it."""
+    _reduce_everywhere(mesh, row, reduction, Op.REDUCE, detail_of(row, reduction, root))
+
+
+def _reduce_everywhere(
+    mesh: Mesh, row: torch.Tensor, reduction: Reduction, op: Op, detail: int
+) -> None:
     if mesh.size == 1:
         return
     size = row.numel() * row.element_size()
     ranks = None if size <= DIRECT_BYTES else _neighbours(mesh)
-    call = mesh.call(Op.ALL_REDUCE, ranks, total=size, detail=detail_of(row, reduction))
+    call = mesh.call(op, ranks, total=size, detail=detail)
     if size <= FLAT_BYTES:
         _reduce_flat(mesh, call, row, reduction)
     elif size <= DIRECT_BYTES:
@@ -145,7 +156,12 @@ def _spokes(mesh: Mesh, root: int) -> tuple[int, ...]:
 
 def broadcast(mesh: Mesh, row: torch.Tensor, root: int) -> None:
     """Make every rank's `row` that of `root`."""
-    call = mesh.call(Op.BROADCAST, _spokes(mesh, root), total=len(view(row)), detail=detail_of(row))
+    call = mesh.call(
+        Op.BROADCAST,
+        _spokes(mesh, root),
+        total=len(view(row)),
+        detail=detail_of(row, root=root),
+    )
     if mesh.rank == root:
         call.go([call.send(peer, row) for peer in mesh.peers], [])
     else:
@@ -164,7 +180,7 @@ def all_gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor) -> N
 
 def gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor, root: int) -> None:
     """Make `outs[r]` the row of rank r, on `root`; elsewhere `outs` is empty."""
-    call = mesh.call(Op.GATHER, _spokes(mesh, root), detail=detail_of(row))
+    call = mesh.call(Op.GATHER, _spokes(mesh, root), detail=detail_of(row, root=root))
     if mesh.rank != root:
         call.go([call.send_own(root, row)], [])
         return
@@ -174,7 +190,7 @@ def gather(mesh: Mesh, outs: Sequence[torch.Tensor], row: torch.Tensor, root: in
 
 def scatter(mesh: Mesh, out: torch.Tensor, rows: Sequence[torch.Tensor], root: int) -> None:
     """Make `out` the row that `root` has for this rank; elsewhere `rows` is empty."""
-    call = mesh.call(Op.SCATTER, _spokes(mesh, root), detail=detail_of(out))
+    call = mesh.call(Op.SCATTER, _spokes(mesh, root), detail=detail_of(out, root=root))
     if mesh.rank != root:
         call.go([], [call.receive_own(root, out)])
         return

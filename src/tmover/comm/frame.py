@@ -41,6 +41,7 @@ class Op(enum.IntEnum):
     BARRIER = 5
     GATHER = 6
     SCATTER = 7
+    REDUCE = 8
     ALL_TO_ALL = 9
 
 

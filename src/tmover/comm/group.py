@@ -15,12 +15,12 @@ from torch import distributed as dist
 
 from tmover.comm import sandbox
 from tmover.comm.carrier import Carrier, OverLinks, Tensors
+from tmover.comm.checks import Checks
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.fifo import Fifo
 from tmover.comm.inbox import ANY, Answered, Message
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
-from tmover.comm.tensors import reduction_of
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 Ask = Callable[[Carrier], None]
 """Asks a carrier for one collective."""
+_UNSET = timedelta(0)
 
 
 @untraced
@@ -40,6 +41,7 @@ class TmoverGroup(NamedGroup):
         self, fabric: Fabric, name: str, ranks: Sequence[int], *, rank: int, store: Any
     ) -> None:
         super().__init__(fabric, name, ranks, rank=rank, store=store)
+        self._checks = Checks(self)
         self._fifo = Fifo(f"tmover-group-{name}")
         self._post = Post(fabric, name, self.ranks)
         fabric.groups[name] = self
@@ -72,7 +74,7 @@ class TmoverGroup(NamedGroup):
             self._answer(ask)
             return Work(result)
         strict, waits = self.strict, not getattr(opts, "asyncOp", True)
-        work = Work(result, lambda: self._perform(ask, strict=strict, told=waits))
+        work = Work(result, lambda: self._perform(ask, opts, strict=strict, told=waits))
         if waits:
             self._fifo.run(work)
         else:
@@ -96,7 +98,7 @@ class TmoverGroup(NamedGroup):
             raise Interrupted(msg)
         return fabric.mode is not Mode.LIVE
 
-    def _perform(self, ask: Ask, *, strict: bool, told: bool) -> Exception | None:
+    def _perform(self, ask: Ask, opts: Any, *, strict: bool, told: bool) -> Exception | None:
         """Carry a collective out; return what went wrong, if anybody is to know.
 
         `told`: the caller waits, so that he will. C++ looks at the result alone; then the next vote
@@ -108,7 +110,7 @@ class TmoverGroup(NamedGroup):
             world = fabric.present()
             epoch = world.epoch
             mesh = fabric.mesh(world, self._name)
-            mesh.timeout_s = self.timeout_s
+            mesh.timeout_s = self._timeout_s(opts)
             with torch.no_grad():
                 ask(OverLinks(mesh))
         except LinkError as error:
@@ -128,6 +130,11 @@ class TmoverGroup(NamedGroup):
         self._answer(ask)
         return None
 
+    def _timeout_s(self, opts: Any) -> float:
+        """Return how long a collective may take: what its call says, else what the group does."""
+        given: timedelta = getattr(opts, "timeout", _UNSET)
+        return given.total_seconds() if given > _UNSET else self.timeout_s
+
     # --- collectives ------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -136,18 +143,25 @@ class TmoverGroup(NamedGroup):
         if isinstance(options, dist.ReduceOp):
             options = dist.AllreduceOptions()
             options.reduceOp = opts
-        reduction_of(options.reduceOp)
+        self._checks.allreduce(tensors, options.reduceOp)
         return self._start(tensors, lambda carrier: carrier.allreduce(tensors, options), options)
 
-    allreduce_coalesced = allreduce
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks."""
+        options = opts if opts is not None else dist.AllreduceCoalescedOptions()
+        self._checks.coalesced(tensors, options.reduceOp)
+        return self._start(tensors, lambda carrier: carrier.allreduce(tensors, options), options)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Make each tensor that of the root."""
+        self._checks.broadcast(tensors, opts.rootRank)
         return self._start(tensors, lambda carrier: carrier.broadcast(tensors, opts), opts)
 
     def allgather(self, outs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """Gather each tensor from all ranks into a list."""
-        return self._start(outs, lambda carrier: carrier.allgather(outs, tensors, opts), opts)
+        self._checks.allgather(outs, tensors)
+        result = outs[0] if len(outs) == 1 else outs
+        return self._start(result, lambda carrier: carrier.allgather(outs, tensors, opts), opts)
 
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """Gather a tensor from all ranks into one."""
@@ -157,21 +171,22 @@ class TmoverGroup(NamedGroup):
         self, outs: Tensors, tensors: Tensors, opts: Any = None
     ) -> Work:
         """Gather each tensor from all ranks into one."""
+        self._checks.all_gather_single(outs, tensors)
         return self._start(
             outs, lambda carrier: carrier.all_gather_single_coalesced(outs, tensors, opts), opts
         )
 
     def allgather_coalesced(self, outs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """Gather several tensors; `outs[r]` are those of rank r."""
-        turned = [list(targets) for targets in zip(*outs, strict=True)]
-        return self.allgather(turned, tensors, opts)
+        turned = self._checks.turned(outs, tensors)
+        return self._start(outs, lambda carrier: carrier.allgather(turned, tensors, opts), opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> Work:
         """Reduce lists of tensors over all ranks; each rank gets its place in them."""
-        reduction_of(opts.reduceOp)
+        self._checks.reduce_scatter(outs, tensors, opts.reduceOp)
         return self._start(outs, lambda carrier: carrier.reduce_scatter(outs, tensors, opts), opts)
 
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
@@ -180,7 +195,7 @@ class TmoverGroup(NamedGroup):
 
     def reduce_scatter_single_coalesced(self, outs: Tensors, tensors: Tensors, opts: Any) -> Work:
         """Reduce several tensors over all ranks; each rank gets its part of each."""
-        reduction_of(opts.reduceOp)
+        self._checks.reduce_scatter_single(outs, tensors, opts.reduceOp)
         return self._start(
             outs, lambda carrier: carrier.reduce_scatter_single_coalesced(outs, tensors, opts), opts
         )
@@ -190,29 +205,36 @@ class TmoverGroup(NamedGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         """Return once every rank has come here."""
-        return self._start(None, lambda carrier: carrier.barrier(opts), opts)
+        return self._start([], lambda carrier: carrier.barrier(opts), opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: Any = None
     ) -> None:
-        """Return once every rank has come here."""
-        self.barrier().wait()
+        """Return once every rank has come here. Whoever does not come is named."""
+        options = dist.BarrierOptions()
+        if timeout is not None:
+            options.timeout = timeout
+        self.barrier(options).wait()
 
     def gather(self, outs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
         """Gather a tensor from all ranks, on the root."""
-        return self._start(outs, lambda carrier: carrier.gather(outs, tensors, opts), opts)
+        self._checks.gather(outs, tensors, opts.rootRank)
+        result = outs[0] if outs else []
+        return self._start(result, lambda carrier: carrier.gather(outs, tensors, opts), opts)
 
     def scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> Work:
         """Give each rank the tensor that the root has for it."""
+        self._checks.scatter(outs, tensors, opts.rootRank)
         return self._start(outs, lambda carrier: carrier.scatter(outs, tensors, opts), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Reduce a tensor over all ranks, on the root."""
-        reduction_of(opts.reduceOp)
+        self._checks.reduce(tensors, opts.reduceOp, opts.rootRank)
         return self._start(tensors, lambda carrier: carrier.reduce(tensors, opts), opts)
 
     def alltoall(self, outs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
         """Give each rank the tensor this one has for it, and get one from each."""
+        self._checks.alltoall(outs, tensors)
         return self._start(outs, lambda carrier: carrier.alltoall(outs, tensors, opts), opts)
 
     def all_to_all_single(
@@ -224,6 +246,7 @@ class TmoverGroup(NamedGroup):
         opts: Any = None,
     ) -> Work:
         """Give each rank its part of a tensor, and get one part from each."""
+        self._checks.all_to_all_single(out, tensor, out_sizes, in_sizes)
         return self._start(
             [out],
             lambda carrier: carrier.all_to_all_single(out, tensor, out_sizes, in_sizes, opts),
@@ -247,6 +270,7 @@ class TmoverGroup(NamedGroup):
         return self._message(tensors, ANY, tag, outgoing=False)
 
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
+        self._checks.message("send" if outgoing else "recv", tensors, peer, tag)
         world = self._world()
         if world is None:
             if not outgoing:

@@ -17,11 +17,10 @@ from tmover.comm.transfer import VARIABLE_LIMIT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import Peer, World
-from tmover.errors import ConfigError, LinkError, ProtocolError
+from tmover.errors import LinkError, ProtocolError
 
 Drive = Callable[["Message", "float | None"], bool]
 ANY = -1
-TAG_LIMIT = 1 << 32
 
 
 @untraced
@@ -39,9 +38,6 @@ class Message(Work):
         timeout_s: float,
     ) -> None:
         super().__init__([tensor], pending=True)
-        if not 0 <= tag < TAG_LIMIT:
-            msg = f"tag {tag}: tags are from 0 to {TAG_LIMIT - 1}"
-            raise ConfigError(msg)
         self.world = world
         self.outgoing = outgoing
         self.peer = peer

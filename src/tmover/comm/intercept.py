@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.group import TmoverGroup
-from tmover.errors import ConfigError, Interrupted, StateError
+from tmover.errors import CallTypeError, ConfigError, Interrupted, StateError
 
 _installed: Interception | None = None
 
@@ -73,6 +73,9 @@ class Interception:
         desc: str | None,
     ) -> TmoverGroup | None:
         """Return a new group; None if this process is not in it."""
+        if not ranks:
+            msg = "new_group: a group has at least one rank"
+            raise CallTypeError(msg)
         self.memberships[name] = tuple(ranks)
         rank = self.fabric.rank
         if rank not in ranks:

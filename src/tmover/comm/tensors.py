@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-from tmover.errors import ConfigError
+from tmover.errors import CallError, UnsupportedError
 from tmover.memory import view as view
 
 _DTYPES = {
@@ -17,7 +17,8 @@ _DTYPES = {
         (
             torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
             torch.float16, torch.bfloat16, torch.float32, torch.float64,
-            torch.complex64, torch.complex128,
+            torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
+            torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
         ),
         start=1,
     )
@@ -27,6 +28,7 @@ _DTYPES = {
 class Reduction(NamedTuple):
     """How the elements of several ranks become one."""
 
+    name: str
     code: int
     fold: Callable[[torch.Tensor, torch.Tensor], object]
     """Folds the second tensor into the first."""
@@ -44,30 +46,31 @@ def _add(into: torch.Tensor, other: torch.Tensor) -> object:
 
 
 _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
-    (ReduceOp.SUM, Reduction(1, _add)),
-    (ReduceOp.AVG, Reduction(2, _add, average=True)),
-    (ReduceOp.PRODUCT, Reduction(3, lambda into, other: into.mul_(other))),
-    (ReduceOp.MIN, Reduction(4, lambda into, other: torch.minimum(into, other, out=into))),
-    (ReduceOp.MAX, Reduction(5, lambda into, other: torch.maximum(into, other, out=into))),
-    (ReduceOp.BAND, Reduction(6, lambda into, other: into.bitwise_and_(other))),
-    (ReduceOp.BOR, Reduction(7, lambda into, other: into.bitwise_or_(other))),
-    (ReduceOp.BXOR, Reduction(8, lambda into, other: into.bitwise_xor_(other))),
+    (ReduceOp.SUM, Reduction("SUM", 1, _add)),
+    (ReduceOp.AVG, Reduction("AVG", 2, _add, average=True)),
+    (ReduceOp.PRODUCT, Reduction("PRODUCT", 3, lambda into, other: into.mul_(other))),
+    (ReduceOp.MIN, Reduction("MIN", 4, lambda into, other: torch.minimum(into, other, out=into))),
+    (ReduceOp.MAX, Reduction("MAX", 5, lambda into, other: torch.maximum(into, other, out=into))),
+    (ReduceOp.BAND, Reduction("BAND", 6, lambda into, other: into.bitwise_and_(other))),
+    (ReduceOp.BOR, Reduction("BOR", 7, lambda into, other: into.bitwise_or_(other))),
+    (ReduceOp.BXOR, Reduction("BXOR", 8, lambda into, other: into.bitwise_xor_(other))),
 )
 
 
 def reduction_of(op: Any) -> Reduction:
-    """Return the reduction torch calls `op`. Raises `ConfigError` if there is none here."""
+    """Return the reduction torch calls `op`. Raises `CallError` if there is none here."""
     for known, reduction in _REDUCTIONS:
         if op == known:  # the other way round it is always False
             return reduction
-    msg = f"reduction {op} is not supported"
-    raise ConfigError(msg)
+    name = getattr(op, "op", op)
+    msg = f"reduction {name} is not supported: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR"
+    raise CallError(msg)
 
 
-def detail_of(tensor: torch.Tensor, reduction: Reduction | None = None) -> int:
-    """Return what ranks must agree on besides sizes, as a number for the frame's header."""
+def detail_of(tensor: torch.Tensor, reduction: Reduction | None = None, root: int = 0) -> int:
+    """Return what ranks must agree on besides sizes, as a number of 16 bits for the header."""
     code = _DTYPES.get(tensor.dtype, 0)
-    return code << 4 | (reduction.code if reduction else 0)
+    return (root & 127) << 9 | code << 4 | (reduction.code if reduction else 0)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +78,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         what = tensor.layout if tensor.layout is not torch.strided else tensor.device.type
         msg = f"collectives move dense CPU tensors only, not {what}"
-        raise ConfigError(msg)
+        raise UnsupportedError(msg)
     row = tensor.detach()
     if not row.is_contiguous():
         row = row.contiguous()
@@ -89,11 +92,11 @@ def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def parts(row: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Split a row into `count` equal parts. Raises `ConfigError` if it has no such."""
+    """Split a row into `count` equal parts. Raises `CallError` if it has no such."""
     width = row.numel() // count
     if width * count != row.numel():
         msg = f"a tensor of {row.numel()} elements cannot be split over {count} ranks"
-        raise ConfigError(msg)
+        raise CallError(msg)
     return [row[i * width : (i + 1) * width] for i in range(count)]
 
 

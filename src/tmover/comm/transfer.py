@@ -147,7 +147,7 @@ class Receive:
 
     def _difference(self, head: Header) -> str:
         alike = self._stamp._replace(detail=head.detail).matches(head)
-        return " of another type or reduction" if alike else ""
+        return " of another type, reduction or root" if alike else ""
 
     def _fits(self, head: Header) -> bool:
         length = min(SEGMENT, self._size - self._offset)

@@ -349,7 +349,7 @@ def test_functional_collectives_find_the_group_by_its_name() -> None:
         (
             lambda: dist.all_reduce(torch.ones(4)),
             lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
-            "another type or reduction",
+            "another type, reduction",
         ),
         (
             lambda: dist.all_reduce(torch.ones(600_000)),
