@@ -418,6 +418,7 @@ class Machine(RuleBasedStateMachine):
         assert not is_ended(passed)
         self.note_dead(coming)
         self.advance(coming)
+        # of what was opened for this world, one end is used and the other will be closed
         self.suspects |= {frozenset({following, r}) for r in others} - self.connected
         self.suspects |= coming.relink
         self.stuck = set(self.living(others))
