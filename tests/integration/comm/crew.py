@@ -151,7 +151,7 @@ class Job(NamedTuple):
 
     kind: str
     group: str
-    count: int
+    length: int
     serial: int
 
     def run(self, rank: Rank) -> bool:
@@ -171,7 +171,7 @@ class Job(NamedTuple):
         return heard == said[(own - 1) % size]
 
     def _row(self, rank: int, to: int = 0) -> torch.Tensor:
-        return torch.full((self.count,), self.serial * 64 + rank * 8 + to)
+        return torch.full((self.length,), self.serial * 64 + rank * 8 + to)
 
     def _all_reduce(self, group: TmoverGroup) -> bool:
         row, size = self._row(group.rank()), group.size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -39,7 +40,7 @@ def cross(
         rank.fabric.prepare(plan, timeout_s=10, relink=pairs)
         rank.fabric.barrier(epoch)
 
-    threads.together([lambda rank=rank: pass_barrier(rank) for rank in ranks])
+    threads.together([functools.partial(pass_barrier, rank) for rank in ranks])
     for rank in entering:
         rank.fabric.commit(epoch)
 

@@ -255,7 +255,7 @@ class Machine(RuleBasedStateMachine):
         self.number += 1
         plan = plan_of(self.number, holders)
         relink = (relink | self.suspects) & pairs_of(holders)
-        pairs = [tuple(rank.uid for rank in pair) for pair in relink]
+        pairs = [(one.uid, two.uid) for one, two in relink]
         before = {rank: {p: dict(p.lanes) for p in rank.known().values()} for rank in holders}
         prepares = [
             functools.partial(rank.fabric.prepare, plan, timeout_s=DEADLINE_S, relink=pairs)
