@@ -200,14 +200,16 @@ class Fabric:
         reason = f"epoch {epoch} was given up"
         if epoch > self.epoch:
             self.wiring.end_handoffs(epoch, reason)
-        world = self.worlds.give_up(epoch)
-        if world is None:
-            return
-        world.revoke(reason)
+        with self.worlds.lock:  # it is ready before this, or never
+            world = self.worlds.give_up(epoch)
+            if world is None:
+                return
+            world.revoke(reason)
         self.wiring.wake()
         if world.ready:
             self.wiring.drop(world.fresh, epoch=self.epoch)
-        self.wiring.discard(lambda _uid, since: since == epoch)
+        fresh = {peer.uid for peer in world.fresh}  # of the others, who is in it may use a link
+        self.wiring.discard(lambda uid, since: since == epoch and uid in fresh)
         self._on_lost(self.worlds.take_deferred())
 
     def release(self, epoch: int) -> None:
@@ -218,8 +220,8 @@ class Fabric:
         self.wiring.drop(remains.peers, epoch=epoch)
         for world in remains.worlds:
             world.latch.close()
-        known = {peer.uid for peer in self.worlds.peers()}
-        self.wiring.discard(lambda uid, since: since < epoch and uid not in known)
+        kept = self.worlds.since()
+        self.wiring.discard(lambda uid, since: since < kept.get(uid, epoch))
 
     # --- revocation -------------------------------------------------------------------------------
 

@@ -45,12 +45,14 @@ class Succession:
         return self.present.epoch if self.present is not None else 0
 
     def is_over(self, epoch: int) -> bool:
-        """Return whether an epoch can never be entered any more."""
-        return epoch <= self.epoch or epoch in self._burnt
+        """Return whether an epoch can never be entered any more: one comes that is later."""
+        return epoch == self.epoch or self.is_past(epoch)
 
     def is_past(self, epoch: int) -> bool:
         """Return whether nothing may be opened for an epoch any more."""
-        return epoch < self.epoch or epoch in self._burnt
+        coming = self.coming
+        skipped = coming is not None and self.epoch < epoch < coming.epoch
+        return skipped or epoch < self.epoch or epoch in self._burnt
 
     def all(self) -> list[World]:
         """Return the present and the coming world."""
@@ -67,6 +69,11 @@ class Succession:
     def everybody(self) -> list[Peer]:
         """Return all peers there still are links to."""
         return [p for world in self.all() for p in world.peers.values()] + self._remains.peers
+
+    def since(self) -> dict[str, int]:
+        """Return since which epoch links to each process are in use here."""
+        peers = sorted(self.everybody(), key=lambda peer: -peer.since)
+        return {peer.uid: peer.since for peer in peers}
 
     # --- one world after the other ----------------------------------------------------------------
 
@@ -136,10 +143,13 @@ class Succession:
             return world
 
     def take_remains(self) -> Remains:
-        """Return what nobody needs any more, and forget it."""
+        """Return what nobody needs any more, and forget it. A leaver may be in the coming world."""
         with self.lock:
-            remains, self._remains = self._remains, Remains([], [])
-            return remains
+            peers, worlds = self._remains
+            coming = self.coming
+            kept = [peer for peer in peers if coming is not None and coming.holds(peer)]
+            self._remains = Remains(kept, [])
+            return Remains([peer for peer in peers if peer not in kept], worlds)
 
     # --- broken links -----------------------------------------------------------------------------
 

@@ -176,3 +176,26 @@ def test_a_peer_that_said_farewell_is_not_missed(worlds: Succession) -> None:
 
     assert worlds.lose([Loss(world.peers[1], "closed")]) == {}
     assert fresh(begin(worlds, plan(2, "a", "b"))) == ["b"]
+
+
+def test_an_epoch_before_the_coming_one_is_over(worlds: Succession) -> None:
+    enter(worlds, plan(1, "a", "b"))
+    coming = begin(worlds, plan(3, "a", "c"))
+    worlds.make_ready(coming)
+
+    with pytest.raises(Interrupted, match="epoch 2 is over"):
+        worlds.begin(plan(2, "a", "d"), ())
+    assert worlds.ready(3) is coming
+    assert worlds.is_past(2)
+    assert not worlds.is_past(1)
+
+
+def test_a_leaver_that_is_to_come_back_is_not_let_go(worlds: Succession) -> None:
+    first = enter(worlds, plan(1, "a", "b", "c"))
+    enter(worlds, plan(2, "a", "d", "c"))
+    begin(worlds, plan(3, "a", "b", "c"))
+
+    assert worlds.take_remains().peers == []
+
+    assert worlds.give_up(3) is not None
+    assert worlds.take_remains().peers == [first.peers[1]]
