@@ -1,6 +1,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm clean
-VENV ?= .venv
+PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH ?= $(PIN)
+VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -16,6 +18,7 @@ beside = @$(PYTEST) $(1) -m 'not full' > .beside.log 2>&1 & first=$$!; \
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  TORCH=...  with unit, test or bench: another torch than $(PIN), in an environment of its own'
 
 install: $(VENV)/.stamp ## Make .venv with tmover, torch and the tools
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -25,8 +28,9 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	  apt-get update -qq && apt-get install -y -qq python3-venv; } || \
 	  { echo "error: $(PYTHON) cannot make environments; as root: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt setuptools wheel
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install -q -c $(VENV)/constraints.txt setuptools wheel
+	$(BIN)/pip install -q -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 slurm: ## Install the Slurm that the tests start, if it is missing (as root)
@@ -76,5 +80,5 @@ bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/comm.py
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf .venv .venv-* build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

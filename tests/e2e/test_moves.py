@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.conftest import Twin
+from support.eventually import eventually
 from support.training import Kind, Outcome, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
 
@@ -39,7 +40,7 @@ def test_a_planned_move_redoes_no_step_and_changes_no_bit(
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     assert outcome.redone() == 0
     assert left not in {slot.node for slot in outcome.status.slots}
-    assert "node2: released" in training.log()
+    eventually(lambda: "node2: released" in training.log())  # its agent may end after the job
 
 
 def test_what_changes_after_the_vote_arrives_as_it_stands_at_the_boundary(

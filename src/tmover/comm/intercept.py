@@ -1,7 +1,7 @@
 """Put our process group into the hands of a script that asked torch for one.
 
 `install` registers the backend and takes over `init_process_group`; every later group of the script
-comes through the default group's `new_group`, which torch 2.13 asks first. Nothing of torchrun's
+comes through the default group's `new_group`, which torch asks first. Nothing of torchrun's
 rendezvous is used: each process has a store of its own.
 """
 
@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.group import TmoverGroup
+from tmover.comm.seam import Detours, let_find, pass_for, register, warn_if_untested
 from tmover.errors import CallTypeError, ConfigError, Interrupted, StateError
 
 _installed: Interception | None = None
@@ -33,6 +34,7 @@ class DefaultGroup(TmoverGroup):
         pg_options: Any = None,
         group_name: str = "",
         group_desc: str | None = None,
+        **_newer: Any,
     ) -> TmoverGroup | None:
         """Return a group of these ranks; None if this process's is not among them."""
         return _get().make(ranks, timeout, group_name, group_desc)
@@ -45,25 +47,25 @@ class Interception:
         self.fabric = fabric
         self.memberships: dict[str, tuple[int, ...]] = {}
         """The ranks of every group the script has made, also of those this process is not in."""
-        self._originals: dict[str, Callable[..., Any]] = {}
-
-    def patch(self, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replace a function of `torch.distributed`."""
-        original = getattr(c10d, name)
-        self._originals[name] = original
-        replacement = functools.wraps(original)(wrapper)
-        setattr(c10d, name, replacement)
-        setattr(dist, name, replacement)
+        objects = {
+            name: functools.partial(_carry_objects, name, answer)
+            for name, answer in _OBJECTS.items()
+        }
+        self._detours = Detours(
+            {
+                "init_process_group": _init_process_group,
+                "_store_based_barrier": _wait_for_nobody,
+                **objects,
+            }
+        )
 
     def restore(self) -> None:
         """Put everything back."""
-        for name, original in self._originals.items():
-            setattr(c10d, name, original)
-            setattr(dist, name, original)
+        self._detours.remove()
 
     def original(self, name: str) -> Callable[..., Any]:
         """Return what was replaced."""
-        return self._originals[name]
+        return self._detours.originals[name]
 
     def make(
         self,
@@ -84,6 +86,7 @@ class Interception:
         group._set_group_desc(desc or "undefined")
         if timeout is not None:
             group.set_timeout(timeout)
+        let_find(group)
         return group
 
 
@@ -93,12 +96,9 @@ def install(fabric: Fabric) -> None:
     if _installed is not None:
         msg = "tmover's process groups are installed already"
         raise ConfigError(msg)
-    _installed = made = Interception(fabric)
-    if "TMOVER" not in dist.Backend._plugins:
-        dist.Backend.register_backend("tmover", _create, extended_api=True, devices=["cpu"])
-    made.patch("init_process_group", _init_process_group)
-    for name, answer in _OBJECTS.items():
-        made.patch(name, functools.partial(_carry_objects, name, answer))
+    warn_if_untested()
+    register(_create)
+    _installed = Interception(fabric)
 
 
 def uninstall() -> None:
@@ -183,10 +183,11 @@ def _init_process_group(
         world_size=fabric.world_size,
         timeout=timeout,
     )
-    group = c10d._get_default_group()
-    known_as = dist.Backend(backend or "gloo")
-    c10d._world.pg_map[group] = (known_as, c10d._world.pg_map[group][1])
-    c10d._world.pg_backend_config[group] = str(known_as)
+    pass_for(c10d._get_default_group(), backend)
+
+
+def _wait_for_nobody(*_args: Any, **_kwargs: Any) -> None:
+    """Stand in for torch's barrier over a store that all ranks share: ours has no other visitor."""
 
 
 # --- objects --------------------------------------------------------------------------------------

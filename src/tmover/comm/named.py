@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch import distributed as dist
-
 from tmover.comm.fabric import Fabric
+from tmover.comm.seam import Unbacked
 from tmover.comm.untraced import untraced
-
-_Base: Any = dist.ProcessGroup
 
 
 @untraced
-class NamedGroup(_Base):  # type: ignore[misc] # torch's stubs know only the C++ class's overloads
+class NamedGroup(Unbacked):
     """A group of ranks; `ranks` are those of the world, in the group's order."""
 
     def __init__(

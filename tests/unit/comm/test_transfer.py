@@ -220,7 +220,7 @@ def test_a_different_type_is_named(links: BOTH) -> None:
     assert Send(links[0], other, memoryview(b"1234")).step()
     incoming, _ = receive(links[1], 4)
 
-    with pytest.raises(ProtocolError, match="of another type or reduction"):
+    with pytest.raises(ProtocolError, match="of another type, reduction or root"):
         incoming.step()
 
 
