@@ -55,11 +55,11 @@ def recv_from_whomever(rank: int, size: int) -> Any:
 @case
 def irecv_from_whomever(rank: int, _size: int) -> Any:
     if rank == 1:
-        dist.send(sample(rank, 4), 0)
+        dist.send(sample(rank, 4), 0, tag=4)  # no other: ranks are not at the same case
     if rank:
         return None
     tensor = torch.zeros(4)
-    work = dist.irecv(tensor)
+    work = dist.irecv(tensor, tag=4)
     assert work is not None
     return work.wait(), work._source_rank(), tensor
 
