@@ -63,7 +63,7 @@ def _in_a_job(number: signal.Signals) -> float:
     with tempfile.TemporaryDirectory() as folder, LocalCluster(pathlib.Path(folder), load()) as own:
         trace = own.state / "trace"
         argv = agent_argv(str(SCRIPT), "--steps", "1000000")
-        env = {"TMOVER_TRACE": str(trace), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "TMOVER_TRACE": str(trace), "OMP_NUM_THREADS": "1"}
         spec = JobSpec(nodes=NODES, standby=1, nproc=1, argv=argv, env=env, cwd=own.state)
         job = own.submit(spec)
         own.wait(

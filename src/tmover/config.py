@@ -380,12 +380,9 @@ def _check(config: Config, *, source: str) -> None:
                 bounds = f"must be more than 0, and at most {LONGEST_S} ({LONGEST_S // 86400} days)"
                 msg = f"{source}: {name}.{key} = {value}: {bounds}"
                 raise ConfigError(msg)
-    agent, deadlines, links = config.agent, config.deadlines, config.links
+    agent, deadlines, links, head = config.agent, config.deadlines, config.links, config.controller
     relations = (
-        (
-            agent.heartbeat_s * 3 < config.controller.lease_s,
-            "agent.heartbeat_s * 3 < controller.lease_s",
-        ),
+        (agent.heartbeat_s * 3 < head.lease_s, "agent.heartbeat_s * 3 < controller.lease_s"),
         (deadlines.accuse_s < deadlines.report_s, "deadlines.accuse_s < deadlines.report_s"),
         (links.handshake_s < deadlines.prepare_s, "links.handshake_s < deadlines.prepare_s"),
         (links.handshake_s < deadlines.switch_s, "links.handshake_s < deadlines.switch_s"),
@@ -393,7 +390,6 @@ def _check(config: Config, *, source: str) -> None:
         (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
         (links.interval_s <= 32767, "links.interval_s <= 32767"),
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
-        (config.controller.stuck_steps >= 1, "controller.stuck_steps >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
         (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),
