@@ -92,9 +92,9 @@ def test_coalesced_collectives_are_carried() -> None:
     run_members(member)
 
 
-def test_a_call_that_is_wrong_raises_what_torch_says_and_breaks_nothing() -> None:
+def test_a_call_that_is_wrong_raises_and_breaks_nothing() -> None:
     def member(fabric: Fabric, _board: Board, _name: str) -> None:
-        with pytest.raises(RuntimeError, match="invalid tensor size"):
+        with pytest.raises(RuntimeError, match="own output tensor"):
             dist.all_gather([torch.zeros(5) for _ in range(3)], torch.zeros(1))
         assert total() == 111
         assert fabric.mode is Mode.LIVE
