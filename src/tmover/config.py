@@ -25,6 +25,10 @@ LONGEST_S = 20 * 86400
 """No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
 
 
+FABRICS = ("links", "generation")
+"""What may carry collectives."""
+
+
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all tables."""
 
@@ -110,6 +114,8 @@ class CommConfig(_Table, frozen=True):
 
     nearby: bool = True
     """Ranks of one host use Unix sockets; otherwise TCP as the others do."""
+    fabric: str = "links"
+    """What carries collectives: "links", or "generation", which is torch's own communicators."""
 
 
 class WorkerConfig(_Table, frozen=True):
@@ -390,6 +396,7 @@ def _check(config: Config, *, source: str) -> None:
         (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
         (links.interval_s <= 32767, "links.interval_s <= 32767"),
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
+        (config.comm.fabric in FABRICS, f"comm.fabric is one of {', '.join(FABRICS)}"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
         (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),

@@ -27,6 +27,7 @@ class Kind:
     nproc: int = 1
     steps: int = 20
     arguments: tuple[str, ...] = ()
+    fabric: str = "links"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Training:
         env = {
             "TMOVER_TRACE": str(self._trace),
             "TMOVER_INJECT": inject,
+            "TMOVER_COMM_FABRIC": kind.fabric,
             "OMP_NUM_THREADS": "1",
             **(settings or {}),
         }

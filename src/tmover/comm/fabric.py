@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 from tmover.comm import lifetime
 from tmover.comm.frame import Header, Kind
+from tmover.comm.generation import generation_of
 from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
@@ -32,7 +33,6 @@ from tmover.errors import ConfigError, Interrupted, LinkError, StateError, Tmove
 
 logger = logging.getLogger(__name__)
 
-
 _LEAVING = "this process leaves"
 OnBroken = Callable[[int, tuple[str, ...], str], None]
 
@@ -40,7 +40,7 @@ OnBroken = Callable[[int, tuple[str, ...], str], None]
 class Fabric:
     """See the module. One per process; every method may be called from any thread.
 
-    `nearby`: ranks of one host may speak over Unix sockets.
+    `nearby`: ranks of one host may speak over Unix sockets. `fabric`: what carries collectives.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Fabric:
         address: str,
         timeouts: Timeouts | None = None,
         nearby: bool = True,
+        fabric: str = "links",
     ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.mode = Mode.SANDBOX
@@ -82,6 +83,7 @@ class Fabric:
             on_lost=self._on_lost,
             on_failure=self._on_deaf,
         )
+        self.generation = generation_of(fabric, address, self.wiring, self.timeouts)
         lifetime.begin(self)
 
     # --- what it is -------------------------------------------------------------------------------
@@ -152,6 +154,7 @@ class Fabric:
                 return
             try:
                 self.wiring.open(world, set(self.groups), timeout_s=timeout_s)
+                self.generation.prepare(world, self.worlds.present, self.groups, timeout_s)
                 if world.rank is not None:
                     world.bind_votes()
                 self.worlds.make_ready(world)
@@ -188,6 +191,7 @@ class Fabric:
                 msg = f"epoch {epoch} is not prepared"
                 raise StateError(msg)
             before = self.worlds.advance(world)
+            self.generation.commit(world, before)
             self._rehearsed = None
             self.mode = Mode.REVOKED if world.latch.is_set else Mode.LIVE
         if before is not None:
@@ -206,6 +210,7 @@ class Fabric:
                 return
             world.revoke(reason)
         self.wiring.wake()
+        self.generation.give_up(epoch, reason)
         if world.ready:
             self.wiring.drop(world.fresh, epoch=self.epoch)
         fresh = {peer.uid for peer in world.fresh}  # of the others, who is in it may use a link
@@ -217,6 +222,7 @@ class Fabric:
         if epoch != self.epoch:
             return
         remains = self.worlds.take_remains()
+        self.generation.release()
         self.wiring.drop(remains.peers, epoch=epoch)
         for world in remains.worlds:
             world.latch.close()
@@ -242,6 +248,7 @@ class Fabric:
         self.wiring.wake()
         for peer in peers:
             peer.say(Kind.REVOKE, epoch)
+        self.generation.abort(epoch, reason)
 
     def observe(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
         """Take note that this process itself has seen links break: revoke, and accuse once."""
@@ -376,6 +383,7 @@ class Fabric:
         for world in self.worlds.all():
             world.revoke(_LEAVING)
         self.wiring.end_handoffs_before(math.inf, _LEAVING)
+        self.generation.close(_LEAVING)
         for group in list(self.groups.values()):
             group.close()
         with self._preparing:
@@ -390,4 +398,5 @@ class Fabric:
         Otherwise a dead rank's links would stay open in the workers of its data loader.
         """
         self._closed = True
+        self.generation.disown()
         self.wiring.close_in_child()

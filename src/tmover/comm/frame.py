@@ -25,6 +25,7 @@ class Kind(enum.IntEnum):
     BYE = 5
     P2P = 6
     RECORD = 7
+    STORE = 8
 
 
 KINDS = frozenset(Kind)

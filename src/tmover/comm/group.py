@@ -19,8 +19,10 @@ from tmover.comm.checks import Checks
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.fifo import Fifo
 from tmover.comm.inbox import ANY, Answered, Message
+from tmover.comm.launch import Launches
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
+from tmover.comm.tensors import device_of
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -44,13 +46,15 @@ class TmoverGroup(NamedGroup):
         self._checks = Checks(self)
         self._fifo = Fifo(f"tmover-group-{name}")
         self._post = Post(fabric, name, self.ranks)
+        self._launches = Launches(fabric, name, self.ranks)
         fabric.groups[name] = self
 
     # --- life -------------------------------------------------------------------------------------
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; return whether that is so."""
-        return self._fifo.settle(timeout_s) and self._post.settle(timeout_s)
+        own = self._fifo.settle(timeout_s) and self._post.settle(timeout_s)
+        return own and self._launches.settle(timeout_s)
 
     def close(self) -> None:
         """End this group's threads."""
@@ -61,6 +65,7 @@ class TmoverGroup(NamedGroup):
         """Leave the group (`destroy_process_group`)."""
         self._fabric.groups.pop(self._name, None)
         self.close()
+        self._fabric.generation.leave(self._name)
 
     def abort(self) -> None:
         """Leave the group at once; a broken world ends what is under way by itself."""
@@ -68,11 +73,22 @@ class TmoverGroup(NamedGroup):
 
     # --- how every collective runs ----------------------------------------------------------------
 
-    def _start(self, result: Any, ask: Ask, opts: Any) -> Work:
-        """Have a collective carried out by whatever carries them now."""
+    def _start(self, result: Any, ask: Ask, opts: Any, *, like: Any = None) -> Work:
+        """Have a collective carried out by whatever carries them now; `like` tells the device."""
+        device = device_of(result or like, opts)
+        stocked = self._fabric.generation.carries(self._name, device)
         if self._is_answered():
             self._answer(ask)
             return Work(result)
+        if stocked:
+            return self._launches.start(
+                result,
+                ask,
+                lambda: self._answer(ask),
+                device=device,
+                strict=self.strict,
+                timeout_s=self.timeout_s,
+            )
         strict, waits = self.strict, not getattr(opts, "asyncOp", True)
         work = Work(result, lambda: self._perform(ask, opts, strict=strict, told=waits))
         if waits:
@@ -220,7 +236,9 @@ class TmoverGroup(NamedGroup):
         """Gather a tensor from all ranks, on the root."""
         self._checks.gather(outs, tensors, opts.rootRank)
         result = outs[0] if outs else []
-        return self._start(result, lambda carrier: carrier.gather(outs, tensors, opts), opts)
+        return self._start(
+            result, lambda carrier: carrier.gather(outs, tensors, opts), opts, like=tensors
+        )
 
     def scatter(self, outs: Tensors, tensors: list[Tensors], opts: Any) -> Work:
         """Give each rank the tensor that the root has for it."""
@@ -271,11 +289,24 @@ class TmoverGroup(NamedGroup):
 
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
         self._checks.message("send" if outgoing else "recv", tensors, peer, tag)
+        device = device_of(tensors, None)
+        stocked = self._fabric.generation.carries(self._name, device)
         world = self._world()
+        source = (self.rank() + 1) % self.size() if peer == ANY else peer
         if world is None:
             if not outgoing:
                 sandbox.invent(tensors)
-            return Answered(tensors, (self.rank() + 1) % self.size() if peer == ANY else peer)
+            return Answered(tensors, source)
+        if stocked:
+            return self._launches.start(
+                tensors,
+                lambda carrier: carrier.message(tensors, peer, tag, outgoing=outgoing),
+                lambda: None if outgoing else sandbox.invent(tensors),
+                device=device,
+                strict=self.strict,
+                timeout_s=self.timeout_s,
+                source=source,
+            )
         message = Message(
             tensors[0],
             world=world,

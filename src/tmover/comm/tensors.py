@@ -73,6 +73,18 @@ def detail_of(tensor: torch.Tensor, reduction: Reduction | None = None, root: in
     return (root & 127) << 9 | code << 4 | (reduction.code if reduction else 0)
 
 
+def device_of(tensors: Any, opts: Any) -> str:
+    """Return the type of device a collective is about: its first tensor's, or the one it names.
+
+    >>> device_of([[torch.ones(1)]], None), device_of(None, torch.distributed.BarrierOptions())
+    ('cpu', 'cpu')
+    """
+    while isinstance(tensors, (list, tuple)) and tensors:
+        tensors = tensors[0]
+    device = tensors.device if isinstance(tensors, torch.Tensor) else getattr(opts, "device", None)
+    return device.type if device is not None else "cpu"
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's elements as a contiguous row: an alias where possible, else a copy."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":

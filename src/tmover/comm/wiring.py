@@ -14,9 +14,10 @@ from tmover.comm.latch import Latch
 from tmover.comm.link import Link, look_after
 from tmover.comm.listener import Key, Listener
 from tmover.comm.opener import Identity, Opener, hello_to
+from tmover.comm.rendezvous import Rendezvous
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.watch import Loss, Watch
-from tmover.comm.world import STATE, Peer, Wanted, World, message_lanes
+from tmover.comm.world import RENDEZVOUS, STATE, Peer, Wanted, World, message_lanes
 
 
 class Wiring:
@@ -43,6 +44,7 @@ class Wiring:
         )
         self._opener = Opener(identity, self._listener, timeouts, nearby=nearby)
         self._handoffs = Handoffs()
+        self.rendezvous = Rendezvous()
         self._watch = Watch(on_word=on_word, on_lost=on_lost, on_failure=on_failure)
 
     @property
@@ -58,6 +60,7 @@ class Wiring:
     def wake(self) -> None:
         """Let everybody who waits for a link look at his latch."""
         self._listener.kick()
+        self.rendezvous.wake()
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -73,14 +76,24 @@ class Wiring:
         for peer in world.fresh:
             self._watch.add(peer)
 
-    def complete(self, wanted: Sequence[Wanted], *, epoch: int, latch: Latch) -> None:
+    def complete(
+        self, wanted: Sequence[Wanted], *, epoch: int, latch: Latch, timeout_s: float | None = None
+    ) -> None:
         """Open links that turned out to be needed only now."""
         self._opener.open_all(
             wanted,
             epoch=epoch,
             latch=latch,
-            timeout_s=self._timeouts.collective_s,
+            timeout_s=self._timeouts.collective_s if timeout_s is None else timeout_s,
         )
+
+    def meet(self, world: World, *, timeout_s: float) -> None:
+        """Open what the members of a world build communicators over, as far as it is missing."""
+        peers = [peer for peer in world.peers.values() if RENDEZVOUS not in peer.lanes]
+        wanted = [Wanted(peer, RENDEZVOUS) for peer in peers]
+        self.complete(wanted, epoch=world.epoch, latch=world.latch, timeout_s=timeout_s)
+        for peer in peers:
+            self.rendezvous.join(peer)
 
     def outgoing(self, world: World, peer: Peer, group: str, *, deadline: float) -> Link:
         """Return the link for this group's messages to a peer, opened if need be."""
@@ -148,6 +161,7 @@ class Wiring:
         for peer in peers:
             peer.say(Kind.BYE, epoch)
             self._watch.remove(peer)
+            self.rendezvous.leave(peer)
             peer.close()
 
     def discard(self, unwanted: Callable[[str, int], bool]) -> None:
@@ -157,6 +171,7 @@ class Wiring:
     def close(self) -> None:
         """End the threads and close every socket."""
         self._watch.close()
+        self.rendezvous.close()
         self._listener.close()
         for link in list(self._opener.links):
             link.close()
@@ -165,5 +180,6 @@ class Wiring:
         """Close the copies of all sockets in a process forked from this one."""
         self._listener.close_in_child()
         self._watch.close_in_child()
+        self.rendezvous.close_in_child()
         for link in list(self._opener.links):
             link.close()

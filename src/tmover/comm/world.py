@@ -27,6 +27,8 @@ CONTROL = Lane("", "control")
 VOTE = Lane("", "vote")
 """Votes and commit barriers, of the whole world."""
 STATE = Lane("", "state")
+RENDEZVOUS = Lane("", "rendezvous")
+"""Where the ends of a new communicator find each other."""
 DATA = "data"
 _MESSAGE, _RECEIVED = "message", "received"
 WORLD = ""
@@ -158,6 +160,14 @@ class World:
                     peer.foreseen = tuple(former.used())
                 self.fresh.append(peer)
             self.peers[member.rank] = peer
+
+    @property
+    def own_rank(self) -> int:
+        """The rank this process holds. Raises `StateError` if it holds none."""
+        if self.rank is None:
+            msg = f"this process has no rank in epoch {self.epoch}"
+            raise StateError(msg)
+        return self.rank
 
     def holds(self, peer: Peer) -> bool:
         """Return whether the peer, over these very links, is part of this world."""

@@ -213,6 +213,7 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
         address=environment.address,
         timeouts=Timeouts(**msgspec.structs.asdict(settings.links)),
         nearby=settings.comm.nearby,
+        fabric=settings.comm.fabric,
     )
     made = Runtime(
         identity, control=control, fabric=fabric, launch=welcome.launch, environment=environment

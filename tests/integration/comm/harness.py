@@ -30,7 +30,10 @@ torch.set_num_threads(1)
 DEADLINE_S = 30.0
 SECRET = b"s" * 32
 TIMEOUTS = Timeouts(collective_s=20.0, barrier_s=20.0, handshake_s=2.0, state_s=10.0)
-FABRICS: dict[str, Callable[..., Fabric]] = {"links": Fabric}
+FABRICS: dict[str, Callable[..., Fabric]] = {
+    "links": Fabric,
+    "generation": functools.partial(Fabric, fabric="generation"),
+}
 """What may lie under the process groups, by name; tests that compare them take all of these."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from integration.comm.parity.functional import step
 
 def test_functional_collectives_are_compiled_by_inductor() -> None:
     def program(rank: int, _size: int) -> Any:
+        warnings.simplefilter("ignore")  # of names that torch would have new ones for
         with torch._inductor.config.patch(compile_threads=1):  # a pool would outlive the test
             compiled = torch.compile(step, fullgraph=True)(sample(rank, 4))
         return plain(compiled), plain(step(sample(rank, 4)))
