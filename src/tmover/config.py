@@ -15,18 +15,12 @@ from typing import Any
 
 import msgspec
 
+from tmover.bounds import check
 from tmover.errors import ConfigError
 from tmover.owner import PLACES, user_name
 
 SITE_FILE = pathlib.Path("/etc/tmover/tmover.toml")
 """Read when neither `--config` nor `TMOVER_CONFIG` names a file."""
-
-LONGEST_S = 20 * 86400
-"""No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
-
-
-FABRICS = ("links", "generation")
-"""What may carry collectives."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +179,7 @@ def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = N
         path = SITE_FILE
     config = Config() if path is None else _read(path)
     config = _override(config, environ)
-    _check(config, source="the environment" if path is None else str(path))
+    check(config, source="the environment" if path is None else str(path))
     return config
 
 
@@ -376,39 +370,3 @@ def _number(environ: Mapping[str, str], variable: str) -> int | None:
     except ValueError as error:
         msg = f"{variable}={text!r} is not a number"
         raise ConfigError(msg) from error
-
-
-def _check(config: Config, *, source: str) -> None:
-    """Raise `ConfigError` if a value, or the relation between two, makes no sense."""
-    for name, table in msgspec.to_builtins(config).items():
-        for key, value in table.items():
-            if key.endswith("_s") and not 0 < value <= LONGEST_S:
-                bounds = f"must be more than 0, and at most {LONGEST_S} ({LONGEST_S // 86400} days)"
-                msg = f"{source}: {name}.{key} = {value}: {bounds}"
-                raise ConfigError(msg)
-    agent, deadlines, links, head = config.agent, config.deadlines, config.links, config.controller
-    relations = (
-        (agent.heartbeat_s * 3 < head.lease_s, "agent.heartbeat_s * 3 < controller.lease_s"),
-        (deadlines.accuse_s < deadlines.report_s, "deadlines.accuse_s < deadlines.report_s"),
-        (links.handshake_s < deadlines.prepare_s, "links.handshake_s < deadlines.prepare_s"),
-        (links.handshake_s < deadlines.switch_s, "links.handshake_s < deadlines.switch_s"),
-        (deadlines.switch_s <= links.barrier_s, "deadlines.switch_s <= links.barrier_s"),
-        (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
-        (links.interval_s <= 32767, "links.interval_s <= 32767"),
-        (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
-        (config.comm.fabric in FABRICS, f"comm.fabric is one of {', '.join(FABRICS)}"),
-        (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
-        (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
-        (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),
-        (config.standby.count >= 0, "standby.count >= 0"),
-    )
-    for holds, relation in relations:
-        if not holds:
-            msg = f"{source}: {relation} does not hold: {_values(config, relation)}"
-            raise ConfigError(msg)
-
-
-def _values(config: Config, relation: str) -> str:
-    tables = msgspec.to_builtins(config)
-    names = [word for word in relation.split() if "." in word]
-    return ", ".join(f"{n} is {tables[n.split('.')[0]][n.split('.')[1]]}" for n in names)

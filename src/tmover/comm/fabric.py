@@ -358,10 +358,7 @@ class Fabric:
     def connect_state(
         self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
     ) -> socket.socket:
-        """Return a blocking socket to `uid`, over which to hand over state for `epoch`.
-
-        It fails when the epoch is revoked or rolled back. Raises `Interrupted` if it is already.
-        """
+        """Return a blocking socket over which to hand state to `uid`, as long as `epoch` may be."""
         return self.wiring.connect_state(uid, endpoint, epoch=epoch, timeout_s=timeout_s)
 
     def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:

@@ -1,0 +1,52 @@
+"""Which values of the settings make sense, alone and beside each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tmover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tmover.config import Config
+
+LONGEST_S = 20 * 86400
+"""No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
+_FABRICS = ("links", "generation")
+
+
+def check(config: Config, *, source: str) -> None:
+    """Raise `ConfigError` if a value, or the relation between two, makes no sense."""
+    for name, table in msgspec.to_builtins(config).items():
+        for key, value in table.items():
+            if key.endswith("_s") and not 0 < value <= LONGEST_S:
+                bounds = f"must be more than 0, and at most {LONGEST_S} ({LONGEST_S // 86400} days)"
+                msg = f"{source}: {name}.{key} = {value}: {bounds}"
+                raise ConfigError(msg)
+    agent, deadlines, links, head = config.agent, config.deadlines, config.links, config.controller
+    relations = (
+        (agent.heartbeat_s * 3 < head.lease_s, "agent.heartbeat_s * 3 < controller.lease_s"),
+        (deadlines.accuse_s < deadlines.report_s, "deadlines.accuse_s < deadlines.report_s"),
+        (links.handshake_s < deadlines.prepare_s, "links.handshake_s < deadlines.prepare_s"),
+        (links.handshake_s < deadlines.switch_s, "links.handshake_s < deadlines.switch_s"),
+        (deadlines.switch_s <= links.barrier_s, "deadlines.switch_s <= links.barrier_s"),
+        (links.idle_s <= 32767, "links.idle_s <= 32767"),  # the kernel takes no more
+        (links.interval_s <= 32767, "links.interval_s <= 32767"),
+        (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
+        (config.comm.fabric in _FABRICS, f"comm.fabric is one of {', '.join(_FABRICS)}"),
+        (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
+        (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
+        (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),
+        (config.standby.count >= 0, "standby.count >= 0"),
+    )
+    for holds, relation in relations:
+        if not holds:
+            msg = f"{source}: {relation} does not hold: {_values(config, relation)}"
+            raise ConfigError(msg)
+
+
+def _values(config: Config, relation: str) -> str:
+    tables = msgspec.to_builtins(config)
+    names = [word for word in relation.split() if "." in word]
+    return ", ".join(f"{n} is {tables[n.split('.')[0]][n.split('.')[1]]}" for n in names)
