@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 JOBS := tests/e2e tests/integration/local tests/integration/demo
-WRAPPERS := tests/integration/comm/wrappers
-APART := $(JOBS) $(WRAPPERS) tests/slurm
+MATRIX := tests/integration/comm/wrappers tests/integration/comm/parity
+APART := $(JOBS) $(MATRIX) tests/slurm $(CHECKED)
 SLURM := slurmctld slurmd slurm-client munge iproute2
 
 # run the tests in $(1) beside those in $(2); show what the first said after the others
@@ -57,7 +57,7 @@ unit: install ## Run the unit tests (no job, no controller)
 
 test: install slurm ## Run every test that fits in twenty minutes on two cores
 	$(call beside,$(JOBS),tests $(APART:%=--ignore %))
-	$(call beside,$(WRAPPERS) tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
+	$(call beside,$(MATRIX) tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
 test-slurm: install slurm ## Run the tests on a real Slurm, which they start and stop
 	$(call beside,tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)

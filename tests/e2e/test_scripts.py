@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from e2e.conftest import Twin
+from support.eventually import eventually
 from support.training import Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
 
@@ -165,11 +166,15 @@ def test_a_loop_may_be_left_early_when_its_step_is_committed(
 def test_a_loop_left_inside_a_step_that_is_void_ends_the_process(
     cluster: LocalCluster, tmp_path: pathlib.Path, standby: int, inject: str, told: str
 ) -> None:
-    script = tmp_path / "train.py"
+    script, gate = tmp_path / "train.py", tmp_path / "gate"
     early = "if step.index == 3 or session.sandbox: break"
-    text = LOOP.format_map({**NOTHING, "before_update": early, "after_loop": LEFT})
-    script.write_text(text)
+    held = f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    parts = {"before_update": early, "between": held, "after_loop": LEFT}
+    script.write_text("import time" + LOOP.format_map({**NOTHING, **parts}))
     training = Training(cluster, Kind(nodes=2), standby=standby, inject=inject, script=script)
+    if standby:  # which has its say before the job can end
+        eventually(lambda: told in training.log(), timeout_s=60)
+    gate.touch()
 
     training.finish()
 
