@@ -7,7 +7,7 @@
                                      <-     a reason for refusing, empty if there is none
 
 Both proofs cover everything said before, and neither side learns anything it can use elsewhere. The
-listener says why it refuses only to those who hold the secret.
+listener says why it refuses; to whom does not hold the secret, only that.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tmover.comm.untraced import untraced
 logger = logging.getLogger(__name__)
 
 TESTED = ("2.13.0", "2.14.1")
-"""The releases of torch that all tests of the communicator and all moves have passed on."""
+"""The releases of torch that were tested; `docs/operations.md` says what has passed on which."""
 
 _Base: Any = dist.ProcessGroup
 
