@@ -81,7 +81,7 @@ ASKS = """
     if step.committed and (session.rank, step.index) in {(0, 1), (1, 2)}:
         os.kill(os.getpid(), signal.SIGUSR1)  # one rank after the other, and rank 2 never
     if step.committed and step.checkpoint_requested:
-        print("saved", step.index, flush=True)
+        os.write(1, b"saved %d\\n" % step.index)  # in one piece: ranks share the file
         os.kill(os.getpid(), signal.SIGUSR1)  # late, for the same
 """
 REDUCE = "dist.all_reduce(torch.ones(1))"
