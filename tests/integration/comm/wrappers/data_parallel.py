@@ -102,8 +102,7 @@ class HalfPrecision(Buckets):
 class LowRank(Buckets):
     """A communication hook sends factors, and each rank remembers what it has left out.
 
-    In one bucket: with several, gloo takes the hook's collectives in the order in which buckets
-    happen to be done, and hangs.
+    In one bucket: see `LowRankBuckets`.
     """
 
     bucket_mb = 1.0
@@ -147,7 +146,12 @@ class LowRank(Buckets):
 
 
 class LowRankBuckets(LowRank):
-    """The same in several buckets, which gloo cannot do."""
+    """The same in several buckets, which hangs on gloo, and so on a fabric with gloo inside.
+
+    The hook starts the next collective of a bucket when one is done, in a thread of gloo's or in
+    the caller's. So ranks start those of several buckets in different orders (seen: 64, 34 elements
+    on two ranks, 64, 0, 64, 34 on the third), and gloo pairs what was started by its number.
+    """
 
     bucket_mb = BUCKET_MB
 
