@@ -39,3 +39,16 @@ def test_a_worker_that_dies_in_a_step_changes_no_bit(
 
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     assert outcome.redone() <= 1
+
+
+def test_gloo_that_fails_again_and_again_between_live_ranks_ends_the_job(
+    cluster: LocalCluster,
+) -> None:
+    training = Training(cluster, KIND, standby=0, arguments=("--cut-at", "7"))
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 1
+    assert "the world broke 3 times after step 6" in outcome.status.outcome
+    assert "a communicator inside a group failed in epoch 3" in training.log()
+    assert {line["step"] for line in outcome.events("committed")} == set(range(7))

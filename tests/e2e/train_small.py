@@ -5,12 +5,14 @@ scheduler, a shuffled loader with random augmentation. `--hold STEP FILE` makes 
 that step, until the file exists. `--codes` adds a buffer that moves through `.data`; `--late` has
 an averaged model, and what each rank counts for itself, change after `optimizer.step()`. `--save`
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
-RANK SECONDS` makes a rank take so much longer for every step.
+RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
+connected on rank 0, in every attempt at that step.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import pathlib
 import random
 import time
@@ -24,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import tmover
+from tmover.comm.stock import Gloo
 
 
 class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -90,6 +93,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
     parser.add_argument("--save", type=pathlib.Path, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--cut-at", type=int, default=-1)
     parser.add_argument("--slow", nargs=2, type=float, default=[-1, 0])
     return parser.parse_args()
 
@@ -99,9 +103,7 @@ def main() -> None:
     session = tmover.init(seed=7)
     torch.manual_seed(0)
     model = DistributedDataParallel(build(arguments.hidden, codes=arguments.codes))
-    torch.manual_seed(100 + session.rank)
-    random.seed(200 + session.rank)
-    np.random.seed(300 + session.rank)
+    _seed(session.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     dataset = Noisy()
@@ -119,6 +121,7 @@ def main() -> None:
             if step.index == arguments.fail_at and not session.sandbox:
                 msg = "the script's own error"
                 raise ValueError(msg)
+            _cut(arguments.cut_at, step.index, session.rank)
             x, y = _slowly(step.batch, arguments.slow, session.rank)
             for part_x, part_y in zip(
                 x.chunk(arguments.micro), y.chunk(arguments.micro), strict=True
@@ -146,10 +149,22 @@ def main() -> None:
             print("sum of ranks", total.item(), flush=True)
 
 
+def _seed(rank: int) -> None:
+    torch.manual_seed(100 + rank)
+    random.seed(200 + rank)
+    np.random.seed(300 + rank)
+
+
 def _slowly(batch: Any, slow: list[float], rank: int) -> Any:
     if rank == slow[0]:
         time.sleep(slow[1])
     return batch
+
+
+def _cut(at: int, index: int, rank: int) -> None:
+    for found in gc.get_objects() if (index, rank) == (at, 0) else ():
+        if isinstance(found, Gloo):
+            found.abort()
 
 
 def _hold(hold: list[str] | None, index: int) -> None:

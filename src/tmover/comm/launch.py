@@ -6,6 +6,7 @@ result is then an answer that nobody keeps.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from tmover.comm.stock import Stock
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.errors import Interrupted, LinkError
+
+logger = logging.getLogger(__name__)
 
 _GLANCE_S = 0.001
 Ask = Callable[[OverStock], None]
@@ -222,7 +225,11 @@ class _Judgement:
         if isinstance(error, LinkError) and error.peers:
             fabric.observe(epoch, error.peers, str(error))
         elif self._breaks(error, at_once=at_once):  # whom it has lost, links will say
-            fabric.revoke(epoch, str(error).partition("\n")[0])
+            why = str(error).partition("\n")[0]
+            world = fabric.worlds.of(epoch)
+            if world is not None and not world.latch.is_set:
+                logger.warning("a communicator inside a group failed in epoch %d: %s", epoch, why)
+            fabric.revoke(epoch, why)
         else:
             if not at_once:
                 fabric.fault = error

@@ -7,17 +7,19 @@ nothing to lose yet, and half-built models are of no use.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import NO_STEP, Joined, Submitted, Wait
 from tmover.core.orders import Start
 from tmover.core.phase import Forming, New, Starting, Training
-from tmover.core.roster import Agent, Crashes, Farewell, Job
+from tmover.core.roster import Agent, Breaks, Crashes, Farewell, Job
 
 STUMBLES = 3
 """Attempts in a row at a world that fail although nobody was lost: then the job fails."""
+BREAKS = 3
+"""Times in a row that a whole world breaks at one step with nobody lost: then the job fails."""
 ERRORS = 2
 """Errors of the script itself on one slot at one step: then the job fails."""
 LOSSES = 3
@@ -218,6 +220,30 @@ def stumbled(draft: Draft) -> bool:
     if tried >= STUMBLES:
         draft.end(1, f"{tried} attempts in a row to form a world failed, though nobody was lost")
     return tried >= STUMBLES
+
+
+def broke_again(draft: Draft, vacant: Collection[int], step: int) -> bool:
+    """Count a whole world that broke after `step` with nobody lost; end the job at the third.
+
+    No link explains that: what a communicator inside the groups cannot do, it cannot do again.
+    """
+    job = draft.job
+    if vacant:
+        draft.set(breaks=None)
+    if vacant or not 0 < job.in_force == job.held:
+        return False
+    had = job.breaks or Breaks(step, job.slots)
+    times = had.times + 1 if (had.step, had.slots) == (step, job.slots) else 1
+    draft.set(breaks=Breaks(step, job.slots, times))
+    if times < BREAKS:
+        return False
+    where = "before its first step" if step == NO_STEP else f"after step {step}"
+    draft.end(
+        1,
+        f"the world broke {times} times {where} though nobody was lost: the workers' logs say what"
+        ' failed; with [comm] fabric = "links" torch\'s own communicators are not used',
+    )
+    return True
 
 
 def _last_words(job: Job, slot: int) -> str:

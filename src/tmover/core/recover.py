@@ -68,7 +68,8 @@ def go_on(draft: Draft, loss: Loss) -> None:
     if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
     step = decided_step(job, loss)
-    if form.crashed(draft, vacant, NO_STEP if step is None else step):
+    after = NO_STEP if step is None else step
+    if form.crashed(draft, vacant, after) or form.broke_again(draft, vacant, after):
         return
     if step is None or step < SETTLED:
         has_begun = step is None and job.schemas

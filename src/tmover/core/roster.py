@@ -48,6 +48,14 @@ class Crashes(NamedTuple):
     """For any reason, while it trained in a whole world."""
 
 
+class Breaks(NamedTuple):
+    """How often in a row the world of these agents broke with nobody lost and no step applied."""
+
+    step: int
+    slots: tuple[str, ...]
+    times: int = 0
+
+
 class Farewell(NamedTuple):
     """What an agent that is no longer of the job is told, whenever it asks."""
 
@@ -149,6 +157,8 @@ class Job:
     """The step that was decided and that not every rank has reported reached."""
     crashes: Mapping[int, Crashes] = dataclasses.field(default_factory=dict)
     """By slot: what would go on for ever must not use up all nodes there are."""
+    breaks: Breaks | None = None
+    """The last world that broke with nobody lost."""
     held: int = 0
     """The last epoch whose world every rank has passed into, 0 if none since the last start."""
     relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)

@@ -1943,6 +1943,73 @@ def test_losses_before_the_world_is_whole_do_not_count_against_the_step() -> Non
     assert story.job.slots[1] == "s2"
 
 
+def break_with_nobody_lost(story: Story, epoch: int, *, step: int) -> None:
+    """Let all report that the world of `epoch` is over after `step`, and accuse nobody."""
+    story.tell(*[reported(f"{agent}/0", step, of=epoch) for agent in story.members])
+    story.tell(overdue(Wait.ACCUSE, epoch))
+
+
+def go_on_in(story: Story, epoch: int, *, step: int) -> None:
+    """Let all members pass into the world of `epoch`."""
+    story.tell(*[passed(f"{agent}/0", epoch, step) for agent in story.members])
+
+
+BROKE = (
+    "the world broke 3 times after step 5 though nobody was lost: the workers' logs say what"
+    ' failed; with [comm] fabric = "links" torch\'s own communicators are not used'
+)
+
+
+def test_a_world_that_breaks_at_one_step_again_and_again_with_nobody_lost_ends_the_job() -> None:
+    story = Story().training()
+    for epoch in (1, 2):
+        break_with_nobody_lost(story, epoch, step=5)
+        assert isinstance(story.now(), Recovering)
+        go_on_in(story, epoch + 1, step=5)
+
+    break_with_nobody_lost(story, 3, step=5)
+
+    assert story.job.phase == Ended(code=1, reason=BROKE)
+
+
+def test_worlds_that_cannot_be_entered_do_not_let_it_break_for_ever() -> None:
+    """What came between is no step: a switch that took too long, and the next world held."""
+    story = Story().training()
+    break_with_nobody_lost(story, 1, step=5)
+    break_with_nobody_lost(story, 2, step=5)
+    go_on_in(story, 3, step=5)
+    break_with_nobody_lost(story, 3, step=5)
+    go_on_in(story, 4, step=5)
+
+    break_with_nobody_lost(story, 4, step=5)
+
+    assert story.job.phase == Ended(code=1, reason=BROKE)
+
+
+def test_worlds_that_break_with_a_step_between_do_not_add_up() -> None:
+    story = Story().training()
+    for epoch in (1, 2, 3, 4):
+        break_with_nobody_lost(story, epoch, step=4 + epoch)
+        go_on_in(story, epoch + 1, step=4 + epoch)
+
+    assert isinstance(story.job.phase, Training)
+
+
+def test_worlds_that_break_with_other_members_do_not_add_up() -> None:
+    """Slot 1 is lost between, and then whoever took it."""
+    story = Story(standbys=2).training()
+    for epoch in (1, 2):
+        break_with_nobody_lost(story, epoch, step=5)
+        go_on_in(story, epoch + 1, step=5)
+    lose_a_member(story, "a1", 3, step=5)
+    resume_with(story, "s0", 4, step=5)
+
+    story.tell(*[reported(worker, 5, of=4) for worker in ("a0/0", "s0/0", "a2/0")])
+    story.tell(overdue(Wait.ACCUSE, 4))
+
+    assert isinstance(story.job.phase, Recovering)
+
+
 def fail_to_rehearse(story: Story, standby: str) -> None:
     story.tell(joined(standby))
     story.tell(*[exited(standby, launch=n, code=1, reason="ValueError") for n in (1, 2, 3)])
