@@ -8,6 +8,7 @@ collective may be stuck half way in any of them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -21,12 +22,12 @@ from tmover.comm.errands import Errands
 from tmover.comm.inner import Inner
 from tmover.comm.rendezvous import Until
 from tmover.comm.stock import Communicator, Stock, stocks
-from tmover.comm.store import GroupStore
+from tmover.comm.store import Call, GroupStore, call_of
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.wiring import Wiring
 from tmover.comm.world import Running, World
 from tmover.core.events import Plan
-from tmover.errors import LinkError
+from tmover.errors import Interrupted, LinkError
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +64,17 @@ class Generation:
         self._wiring = wiring
         self._timeouts = timeouts
         self._errands = Errands()
+        self._answers = Errands()
         self._lock = threading.RLock()
         self._used: dict[Use, None] = {}
         self._inners: dict[int, dict[Use, Inner]] = {}
         self._built: Counter[tuple[int, Use]] = Counter()
         """How often in an epoch: a group may be destroyed and made again by the same name."""
         self._over: list[Inner] = []
+        self._worlds: dict[int, World] = {}
+        self._groups: Mapping[str, Running] = {}
+        if stocks:
+            wiring.rendezvous.on_told = self._on_told
 
     def carries(self, group: str, device: str) -> bool:
         """Return whether a group's collectives go this way, and note that they are used."""
@@ -98,6 +104,7 @@ class Generation:
         """Build what the groups in use will need in `world`, with all its members."""
         if not self._stocks or world.rank is None:
             return
+        self._worlds[world.epoch], self._groups = world, groups
         until = Until(world.latch, time.monotonic() + timeout_s)
         if not self._errands.settle(min(timeout_s / 2, self._timeouts.handshake_s)):
             logger.warning("communicators of a world that is over do not end")
@@ -162,11 +169,15 @@ class Generation:
         """Let the groups use what was prepared for `world`, and what they keep."""
         with self._lock:
             inners = self._inners.setdefault(world.epoch, {})
+            for epoch in [epoch for epoch in self._worlds if epoch < world.epoch]:
+                del self._worlds[epoch]
             for epoch in [epoch for epoch in self._inners if epoch < world.epoch]:
                 plan = before.plan if before is not None and before.epoch == epoch else None
                 for use, inner in self._inners.pop(epoch).items():
                     kept = keeps(inner.ranks, plan, world.plan, revoked=bool(inner.aborted))
-                    if kept and use not in inners:
+                    # what somebody has used, all have built before that step was over
+                    if kept and inner.communicator is not None and use not in inners:
+                        inner.whole = True
                         inners[use] = inner
                     else:
                         self._over.append(inner)
@@ -177,6 +188,7 @@ class Generation:
     def give_up(self, epoch: int, reason: str) -> None:
         """Abort and drop what was prepared for `epoch`."""
         with self._lock:
+            self._worlds.pop(epoch, None)
             inners = self._inners.pop(epoch, {})
         self._abort(inners, reason)
         self._drop(list(inners.values()))
@@ -199,6 +211,8 @@ class Generation:
                 for use in list(inners)
                 if use.group == group
             ]
+        for inner in gone:
+            inner.aborted = inner.aborted or "its group was destroyed"
         self._drop(gone)
 
     def abort(self, epoch: int, reason: str) -> None:
@@ -228,23 +242,26 @@ class Generation:
         self, world: World, use: Use, ranks: tuple[int, ...], *, timeout_s: float
     ) -> Communicator:
         """Return what carries a collective in `world`, built if it is the first."""
+        until = Until(world.latch, time.monotonic() + timeout_s)
         inner = self.inners(world.epoch).get(use)
         communicator = inner.communicator if inner is not None else None
-        if inner is not None and communicator is not None:
-            return inner.get(lambda: communicator, timeout_s=timeout_s)
-        until = Until(world.latch, time.monotonic() + timeout_s)
-        return self._get(world, use, ranks, until, timeout_s=timeout_s)
+        if inner is None or communicator is None:
+            inner, communicator = self._get(world, use, ranks, until, timeout_s=timeout_s)
+        if not inner.whole:  # or a rank could enter the next world without what others keep
+            communicator.store.hear_built(until)
+            inner.whole = True
+        return inner.get(lambda: communicator, timeout_s=timeout_s)
 
     def _get(
         self, world: World, use: Use, ranks: tuple[int, ...], until: Until, *, timeout_s: float
-    ) -> Communicator:
+    ) -> tuple[Inner, Communicator]:
         with self._lock:
             inners = self._inners.setdefault(world.epoch, {})
             if use not in inners or (inners[use].aborted and not world.latch.is_set):
                 inners[use] = Inner(self._stocks[use.device], ranks)
             inner = inners[use]
         build = functools.partial(self._build, world, use, inner, until)
-        return inner.get(build, timeout_s=timeout_s)
+        return inner, inner.get(build, timeout_s=timeout_s)
 
     def _build(self, world: World, use: Use, inner: Inner, until: Until) -> Communicator:
         """Meet the other members, and then build, which they all do now and so takes no time."""
@@ -252,7 +269,7 @@ class Generation:
         self._built[world.epoch, use] += 1
         store = GroupStore(
             self._wiring.rendezvous,
-            name=f"{use.group}/{use.device}/{self._built[world.epoch, use]}",
+            call=Call(*use, self._built[world.epoch, use]),
             epoch=world.epoch,
             peers={rank: world.peers[rank] for rank in ranks if rank != world.rank},
             until=until,
@@ -260,26 +277,67 @@ class Generation:
         own, limit_s = ranks.index(world.own_rank), self._timeouts.handshake_s
         store.meet(world.own_rank)
         store.hurry(limit_s)
-        communicator = self._errands.run(
-            f"build-{use.group}",
-            functools.partial(inner.stock.build, store, own, len(ranks), timeout_s=limit_s),
-            until=until,
-            late=_abandon,
-        )
-        store.built(limit_s)
+        try:
+            communicator = self._errands.run(
+                f"build-{use.group}",
+                functools.partial(inner.stock.build, store, own, len(ranks), timeout_s=limit_s),
+                until=until,
+                late=_abandon,
+            )
+        except LinkError as error:
+            store.say_built(world.own_rank, str(error))
+            raise
+        store.say_built(world.own_rank)
+        store.serve(limit_s)
         return communicator
+
+    # --- what others ask for ----------------------------------------------------------------------
+
+    def created(self) -> None:
+        """Come to those who are here to build for a group that is new in this process."""
+        for epoch in list(self._worlds):
+            for key in self._wiring.rendezvous.keys(epoch):
+                self._on_told(epoch, key)
+
+    def _on_told(self, epoch: int, key: str) -> None:
+        """Come too if somebody is here to build: it may be long until this process uses it.
+
+        And two ranks that use two groups in opposite orders would wait for each other.
+        """
+        call = call_of(key)
+        if call is None or call.device not in self._stocks:
+            return
+        use = Use(call.group, call.device)
+        with self._lock:
+            world, group = self._worlds.get(epoch), self._groups.get(call.group)
+            if world is None or world.latch.is_set or group is None:
+                return
+            inners = self._inners.setdefault(epoch, {})
+            if use in inners or call.turn != self._built[epoch, use] + 1:
+                return
+            inners[use] = Inner(self._stocks[use.device], group.ranks)
+        come = functools.partial(self._come, world, use, group.ranks, group.timeout_s)
+        self._answers.send(f"come-{use.group}", come)
+
+    def _come(self, world: World, use: Use, ranks: tuple[int, ...], timeout_s: float) -> None:
+        """Build what another rank uses. What goes wrong is told to who uses it."""
+        until = Until(world.latch, time.monotonic() + timeout_s)
+        with contextlib.suppress(LinkError, Interrupted):
+            self._get(world, use, ranks, until, timeout_s=timeout_s)
 
     # --- ending -----------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Abort and drop everything, and wait until that has ended or gives no hope of it."""
         with self._lock:
+            self._worlds.clear()
             worlds, self._inners = self._inners, {}
             over, self._over = self._over, []
         for inners in worlds.values():
             self._abort(inners, reason)
         self._drop([*over, *(inner for inners in worlds.values() for inner in inners.values())])
-        if not self._errands.settle(self._timeouts.handshake_s + 1):
+        settled = self._answers.settle(self._timeouts.handshake_s)
+        if not (self._errands.settle(self._timeouts.handshake_s + 1) and settled):
             logger.warning("communicators do not end")
 
     def disown(self) -> None:

@@ -48,6 +48,7 @@ class TmoverGroup(NamedGroup):
         self._post = Post(fabric, name, self.ranks)
         self._launches = Launches(fabric, name, self.ranks)
         fabric.groups[name] = self
+        fabric.generation.created()
 
     # --- life -------------------------------------------------------------------------------------
 

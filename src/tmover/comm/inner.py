@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from tmover.comm.stock import Communicator, Stock
-from tmover.errors import Interrupted
+from tmover.errors import Interrupted, LinkError
 
 
 class Inner:
@@ -18,6 +18,9 @@ class Inner:
         self.ranks = ranks
         self.aborted = ""
         """Why it cannot be used any more."""
+        self.whole = False
+        """Whether every member is known to have built it."""
+        self._failed: LinkError | None = None
         self._building = threading.Lock()
         self._communicator: Communicator | None = None
         self._timeout_s = 0.0
@@ -25,12 +28,12 @@ class Inner:
     def get(self, build: Callable[[], Communicator], *, timeout_s: float) -> Communicator:
         """Return it, built if need be; its collectives may take `timeout_s`.
 
-        Raises as `build` does, and `Interrupted` if it is aborted.
+        Raises as `build` does, each time, and `Interrupted` if it is aborted.
         """
         communicator = self._communicator
         if communicator is None:
             with self._building:
-                communicator = self._communicator = self._communicator or build()
+                communicator = self._communicator = self._communicator or self._built(build)
         if self.aborted:
             communicator.abort()
             raise Interrupted(self.aborted)
@@ -38,6 +41,16 @@ class Inner:
             self._timeout_s = timeout_s
             communicator.backend.set_timeout(timedelta(seconds=timeout_s))
         return communicator
+
+    def _built(self, build: Callable[[], Communicator]) -> Communicator:
+        """Build it once: who comes later is told what who came first was."""
+        if self._failed is not None:
+            raise self._failed.with_traceback(None)
+        try:
+            return build()
+        except LinkError as error:
+            self._failed = error
+            raise
 
     @property
     def communicator(self) -> Communicator | None:

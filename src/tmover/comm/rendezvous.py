@@ -89,6 +89,8 @@ class Rendezvous:
     """What was told, by epoch and key. Its thread exists from the first `join` to `close`."""
 
     def __init__(self) -> None:
+        self.on_told: Callable[[int, str], None] | None = None
+        """Called with the epoch and key of what has come. Must not wait for anything."""
         self._changed = threading.Condition()
         self._told: dict[tuple[int, str], bytes] = {}
         self._members: dict[Peer, _Member] = {}
@@ -173,6 +175,11 @@ class Rendezvous:
         with self._changed:
             return all((epoch, key) in self._told for key in keys)
 
+    def keys(self, epoch: int) -> list[str]:
+        """Return the keys that have values in an epoch."""
+        with self._changed:
+            return [key for told_in, key in self._told if told_in == epoch]
+
     def forget(self, over: Callable[[int], bool]) -> None:
         """Forget what was told in epochs that are over."""
         with self._changed:
@@ -202,6 +209,8 @@ class Rendezvous:
         try:
             for epoch, key, value in member.read():
                 self._keep(epoch, key, value)
+                if self.on_told is not None:
+                    self.on_told(epoch, key)
         except Exception as error:  # noqa: BLE001 - a thread's edge: who waits for him is told
             with self._changed:
                 self._forget_link(member)

@@ -27,6 +27,8 @@ class Communicator(Protocol):
 
     backend: Any
     """Torch's object, whose methods start collectives."""
+    store: GroupStore
+    """Where its members have met."""
 
     def abort(self) -> None:
         """End what is under way."""

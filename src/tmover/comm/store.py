@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed as dist
 
@@ -13,9 +13,31 @@ from tmover.comm.latch import Latch
 from tmover.comm.rendezvous import Rendezvous, Until
 from tmover.comm.untraced import untraced
 from tmover.comm.world import Peer
-from tmover.errors import ConfigError
+from tmover.errors import ConfigError, LinkError
 
 _Base: Any = dist.Store
+_HERE, _BUILT = "here", "built"
+
+
+class Call(NamedTuple):
+    """What somebody is here to build: a group's communicator, for the n-th time in its epoch."""
+
+    group: str
+    device: str
+    turn: int
+
+
+def call_of(key: str) -> Call | None:
+    """Return what a key says that somebody is here to build, None if it says something else.
+
+    >>> call_of("dp/cpu/1/here/3")
+    Call(group='dp', device='cpu', turn=1)
+    >>> call_of("dp/cpu/1/store/rank_3")
+    """
+    parts = key.rsplit("/", 4)
+    if len(parts) < 5 or parts[3] != _HERE:
+        return None
+    return Call(parts[0], parts[1], int(parts[2]))
 
 
 @untraced
@@ -29,7 +51,7 @@ class GroupStore(_Base):  # type: ignore[misc] # torch's stubs do not let it be 
         self,
         rendezvous: Rendezvous,
         *,
-        name: str,
+        call: Call,
         epoch: int,
         peers: Mapping[int, Peer],
         until: Until,
@@ -37,7 +59,7 @@ class GroupStore(_Base):  # type: ignore[misc] # torch's stubs do not let it be 
         super().__init__()
         self.epoch = epoch
         self._rendezvous = rendezvous
-        self._name = name
+        self._name = f"{call.group}/{call.device}/{call.turn}"
         self._peers = peers
         self._until = until
         self._after: tuple[Latch, float] | None = None
@@ -45,17 +67,29 @@ class GroupStore(_Base):  # type: ignore[misc] # torch's stubs do not let it be 
 
     def meet(self, rank: int) -> None:
         """Return once every member is here, to build the same."""
-        here = f"{self._name}/here"
-        self._tell(f"{here}/{rank}", b"")
-        wanted = {f"{here}/{place}": peer for place, peer in self._peers.items()}
-        self._rendezvous.hear(self.epoch, wanted, until=self._until, among=self._peers.values())
+        self._tell(f"{self._name}/{_HERE}/{rank}", b"")
+        self._hear_all(_HERE, self._until)
 
     def hurry(self, limit_s: float) -> None:
         """Wait no longer than this from now on: all are here."""
         deadline = min(self._until.deadline, time.monotonic() + limit_s)
         self._until = self._until._replace(deadline=deadline)
 
-    def built(self, after_s: float) -> None:
+    def say_built(self, rank: int, fault: str = "") -> None:
+        """Tell every member that this one has built it, or why it could not."""
+        self._tell(f"{self._name}/{_BUILT}/{rank}", fault.encode())
+
+    def hear_built(self, until: Until) -> None:
+        """Return once every other member has built it. Raises `LinkError` if one could not."""
+        for fault in filter(None, self._hear_all(_BUILT, until)):
+            msg = f"another rank could not build: {fault.decode()}"
+            raise LinkError(msg)
+
+    def _hear_all(self, what: str, until: Until) -> list[bytes]:
+        wanted = {f"{self._name}/{what}/{place}": peer for place, peer in self._peers.items()}
+        return self._rendezvous.hear(self.epoch, wanted, until=until, among=self._peers.values())
+
+    def serve(self, after_s: float) -> None:
         """Serve what the communicator asks for later, in whatever world, for `after_s` at most."""
         self._after = Latch(), after_s
 

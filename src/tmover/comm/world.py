@@ -52,6 +52,7 @@ class Running(Protocol):
     """A process group that may have collectives under way."""
 
     ranks: tuple[int, ...]
+    timeout_s: float
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; return whether that is so."""
