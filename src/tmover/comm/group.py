@@ -293,11 +293,10 @@ class TmoverGroup(NamedGroup):
         device = device_of(tensors, None)
         stocked = self._fabric.generation.carries(self._name, device)
         world = self._world()
-        source = (self.rank() + 1) % self.size() if peer == ANY else peer
         if world is None:
             if not outgoing:
                 sandbox.invent(tensors)
-            return Answered(tensors, source)
+            return Answered(tensors, self._source(peer))
         if stocked:
             return self._launches.start(
                 tensors,
@@ -306,7 +305,7 @@ class TmoverGroup(NamedGroup):
                 device=device,
                 strict=self.strict,
                 timeout_s=self.timeout_s,
-                source=source,
+                source=self._source(peer),
             )
         message = Message(
             tensors[0],
@@ -318,6 +317,10 @@ class TmoverGroup(NamedGroup):
         )
         message.strict = self.strict
         return self._post.post(message)
+
+    def _source(self, peer: int) -> int:
+        """Return whom a message is said to be from; whichever rank is the next one."""
+        return (self.rank() + 1) % self.size() if peer == ANY else peer
 
     def _world(self) -> World | None:
         """Return the world that messages go through; None if they are answered here.

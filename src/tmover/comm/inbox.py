@@ -50,6 +50,7 @@ class Message(Work):
         """The process at the other end, if it is known."""
         self.deadline = time.monotonic() + timeout_s
         self.row = flat(tensor)
+        self.data = view(self.row)
         self._tensor = tensor
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -88,7 +89,7 @@ class Message(Work):
 
     def mismatch(self, size: int) -> ProtocolError | None:
         """Return what is wrong with receiving `size` bytes here."""
-        wanted = len(view(self.row))
+        wanted = len(self.data)
         if size == wanted:
             return None
         return ProtocolError(
@@ -187,6 +188,9 @@ class Inbox:
         target = [self._target] if self._target is not None else []
         return [*target, *self._asked]
 
+    def __len__(self) -> int:
+        return len(self._asked) + (self._target is not None)
+
     def read(self, link: Link, epoch: int, burnt: Burnt) -> bool:
         """Read what has come. Return whether it was a whole message, and more may have come."""
         if self._incoming is None:
@@ -224,7 +228,7 @@ class Inbox:
         if self._target is not None:
             self._target.peer = self._rank
             if self._target.mismatch(head.total) is None:
-                return view(self._target.row)
+                return self._target.data
         self._spare = bytearray(head.total)
         return memoryview(self._spare)
 
@@ -232,7 +236,7 @@ class Inbox:
         message.peer = self._rank
         error = message.mismatch(len(data))
         if error is None:
-            view(message.row)[:] = data
+            message.data[:] = data
             message.arrived()
         else:
             message.conclude(error)

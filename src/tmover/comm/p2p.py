@@ -8,6 +8,7 @@ to each receiver: neither has to wait until the other one thinks of it.
 from __future__ import annotations
 
 import math
+import os
 import select
 import threading
 import time
@@ -16,21 +17,17 @@ from collections import deque
 import torch
 
 from tmover.comm.fabric import Fabric
-from tmover.comm.frame import Kind, Op, Stamp
-from tmover.comm.inbox import ANY, Inbox, Message
+from tmover.comm.inbox import ANY, Message
 from tmover.comm.latch import Bell
-from tmover.comm.link import Link
-from tmover.comm.shelf import Shelf
-from tmover.comm.tensors import view
-from tmover.comm.transfer import Send
-from tmover.comm.world import Peer, World, message_lanes
+from tmover.comm.routes import Routes
 from tmover.errors import Interrupted, LinkError, ProtocolError
 
-_Box = deque[Message]
 _GRACE_S = 0.002
 """The thread leaves messages for so long to those who may be about to wait for them."""
 _ACTIVE_S = 0.1
 """It looks after them that often until there have been none for so long."""
+_GLANCES = 100
+"""Who waits looks so often before it sleeps: to be woken costs more than most messages take."""
 
 
 class Post:
@@ -41,8 +38,11 @@ class Post:
         self._name = name
         self._ranks = ranks
         self._bell = Bell()
-        self._changed = threading.Condition()
-        self._posted: _Box = deque()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._needed = threading.Condition(self._lock)
+        """Wakes the thread alone: woken for every message it would get in the way of who sends."""
+        self._posted: deque[Message] = deque()
         self._open = 0
         self._driven = False
         """Whether somebody drives."""
@@ -53,19 +53,14 @@ class Post:
         """Whether the thread sleeps until it is told."""
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._time_up = False
-        """Whether nothing has come in the time that messages have."""
-        self._world: World | None = None
-        self._outgoing: dict[int, _Box] = {}
-        self._sends: dict[int, Send] = {}
-        self._inboxes: dict[int, Inbox] = {}
-        self._from_any: Shelf[Message] = Shelf()
+        self._routes: Routes | None = None
 
     def post(self, message: Message) -> Message:
         """Send or receive a message: as far as it goes now, the rest when somebody drives."""
         message.drive = self.drive
-        message.other = self._peer(message.peer, message.world)
-        with self._changed:
+        if message.peer != ANY:
+            message.other = message.world.peers.get(self._ranks[message.peer])
+        with self._lock:
             self._posted.append(message)
             self._open += 1
             if self._thread is None and not self._closed:
@@ -95,22 +90,21 @@ class Post:
             if self._enter_turn(message, min(left, threading.TIMEOUT_MAX)):
                 try:
                     while not message.is_completed() and time.monotonic() < deadline:
-                        self._wait(deadline)
-                        self._turn()
+                        self._turn(late=self._wait(deadline, glances=_GLANCES))
                 finally:
                     self._leave()
         return True
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no message is under way; return whether that is so."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
     def close(self) -> None:
         """Give up what is under way, and end the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._needed.notify()
         self._bell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -120,7 +114,7 @@ class Post:
 
     def _enter_turn(self, message: Message, timeout_s: float) -> bool:
         """Become who drives, unless the message is done first or the time is up."""
-        with self._changed:
+        with self._lock:
             self._waiters += 1
             if self._driven:
                 self._bell.ring()
@@ -132,30 +126,33 @@ class Post:
             return True
 
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._driven = False
-            if (self._idle and self._open) or self._waiters:
+            if self._waiters:
                 self._changed.notify_all()
+            if self._idle and self._open:
+                self._needed.notify()
 
     def _serve(self) -> None:
         """Drive when nobody else has for a while: whoever waits for a message does it himself."""
         active = 0.0
         while True:
-            with self._changed:
+            with self._lock:
                 if self._open:
                     active = time.monotonic()
                 elif time.monotonic() - active > _ACTIVE_S:
                     self._idle = True
-                    self._changed.wait_for(lambda: self._closed or self._open)
+                    self._needed.wait_for(lambda: self._closed or self._open)
                     self._idle = False
                 turns = self._turns
-                self._changed.wait_for(lambda: self._closed, _GRACE_S)
+                self._needed.wait_for(lambda: self._closed, _GRACE_S)
                 if self._driven or not (self._closed or (self._open and self._turns == turns)):
                     continue
                 self._driven = True
             try:
-                while self._turn() and not self._waiters and self._open:
-                    self._wait(math.inf)
+                late = False
+                while self._turn(late=late) and not self._waiters and self._open:
+                    late = self._wait(math.inf)
             finally:
                 self._leave()
             if self._closed:
@@ -163,16 +160,22 @@ class Post:
 
     # --- a turn -----------------------------------------------------------------------------------
 
-    def _turn(self) -> bool:
-        """Move everything as far as it goes without waiting. Return False once it is closed."""
+    def _turn(self, *, late: bool = False) -> bool:
+        """Move everything as far as it goes without waiting. Return False once it is closed.
+
+        `late`: nothing has come in the time that some message has.
+        """
         self._bell.clear()
-        with self._changed:
+        with self._lock:
             posted, self._posted = self._posted, deque()
             closed = self._closed
         try:
             for message in posted:
                 self._take_on(message)
-            self._advance()
+            if self._routes is not None:
+                if late:
+                    self._routes.look_for_late(time.monotonic())
+                self._routes.advance()
         except LinkError as error:
             self._fabric.observe(self._epoch(), error.peers, str(error))
             self._give_up(str(error))
@@ -182,7 +185,7 @@ class Post:
         except ProtocolError as error:
             self._fabric.fault = error
             self._give_up(str(error))
-        except Exception as error:  # noqa: BLE001 - whoever drives may be somebody else: `exchange` raises it
+        except Exception as error:  # noqa: BLE001 - who drives may be another: `exchange` raises it
             self._fabric.fault = error
             self._give_up(repr(error))
         if closed:
@@ -191,128 +194,58 @@ class Post:
         return not closed
 
     def _epoch(self) -> int:
-        return self._world.epoch if self._world is not None else 0
+        return self._routes.world.epoch if self._routes is not None else 0
 
     def _count(self) -> None:
-        under_way = len(self._under_way())
-        with self._changed:
+        under_way = len(self._routes) if self._routes is not None else 0
+        with self._lock:
             self._turns += 1
             self._open = under_way + len(self._posted)
             if self._waiters or not self._open:
                 self._changed.notify_all()
 
-    def _under_way(self) -> list[Message]:
-        asked = [message for inbox in self._inboxes.values() for message in inbox.waiting()]
-        sent = [message for box in self._outgoing.values() for message in box]
-        return [*asked, *sent, *self._from_any]
-
     def _take_on(self, message: Message) -> None:
-        if message.world is not self._world:
-            self._give_up("the epoch is over")
-            self._enter(message.world)
-        if message.outgoing:
-            self._outgoing.setdefault(message.peer, deque()).append(message)
-        elif message.peer != ANY:
-            self._inbox(message.peer).ask(message)
-        elif not any(self._inbox(rank).ask(message) for rank in range(len(self._ranks))):
-            self._from_any.put(message.tag, message)
-
-    def _inbox(self, rank: int) -> Inbox:
-        if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(rank, self._from_any.take)
-        return self._inboxes[rank]
-
-    def _enter(self, world: World) -> None:
-        self._world = world
-        self._outgoing.clear()
-        self._inboxes.clear()
-
-    def _advance(self) -> None:
-        """Move everything as far as it goes without waiting."""
-        world = self._world
-        if world is None:
+        """Begin with a message. What is under way in a lower epoch is over."""
+        if self._routes is not None and self._routes.world.epoch > message.world.epoch:
+            self._drop(message, "the epoch is over")
             return
-        if world.latch.is_set:
-            raise Interrupted(world.latch.reason)
-        if self._time_up:
-            self._look_for_late(world)
-        for rank, box in self._outgoing.items():
-            while box and self._sent(rank, box[0], world):
-                box.popleft().conclude()
-        for rank, inbox in self._inboxes.items():
-            link = self._incoming_link(rank, world) if self._wanted(inbox) else None
-            while link is not None and self._wanted(inbox):
-                if not inbox.read(link, world.epoch, world.burnt):
-                    break
-
-    def _look_for_late(self, world: World) -> None:
-        now = time.monotonic()
-        late = [message for message in self._under_way() if message.deadline < now]
-        if late:
-            peers = tuple(sorted({peer.uid for m in late if (peer := self._peer(m.peer, world))}))
-            msg = f"no message to or from {', '.join(peers) or 'any rank'} in time"
-            raise LinkError(msg, peers)
-
-    def _wanted(self, inbox: Inbox) -> bool:
-        return inbox.wanted() or bool(self._from_any)
-
-    def _peer(self, rank: int, world: World) -> Peer | None:
-        """Return who holds a rank of the group; None if it is this process, or `ANY`."""
-        return None if rank == ANY else world.peers.get(self._ranks[rank])
-
-    def _sent(self, rank: int, message: Message, world: World) -> bool:
-        peer = self._peer(rank, world)
-        data = view(message.row)
-        if peer is None:
-            self._inbox(rank).put(message.tag, bytearray(data))
-            return True
-        if rank not in self._sends:
-            link = self._fabric.wiring.outgoing(world, peer, self._name, deadline=message.deadline)
-            stamp = Stamp(Kind.P2P, Op.NONE, 0, world.epoch, message.tag, len(data))
-            self._sends[rank] = Send(link, stamp, data)
-        if not self._sends[rank].step():
-            return False
-        del self._sends[rank]
-        return True
-
-    def _incoming_link(self, rank: int, world: World) -> Link | None:
-        peer = self._peer(rank, world)
-        return None if peer is None else self._fabric.wiring.incoming(peer, self._name)
+        if self._routes is None or self._routes.world is not message.world:
+            self._give_up("the epoch is over")
+            self._routes = Routes(self._fabric.wiring, self._name, self._ranks, message.world)
+        self._routes.take_on(message)
 
     def _give_up(self, reason: str) -> None:
-        """Conclude everything under way: without a result, or with an error if anybody minds."""
-        world, messages = self._world, self._under_way()
-        self._world = None
-        self._sends.clear()
-        self._outgoing.clear()
-        self._inboxes.clear()
-        self._from_any.clear()
-        for peer in world.peers.values() if world is not None else ():
-            for lane in message_lanes(self._name):
-                if lane in peer.lanes:
-                    peer.lanes[lane].abandon()
-        for message in messages:
-            if message.strict or not self._fabric.attempt_open:
-                message.conclude(Interrupted(reason))
-            else:
-                with torch.no_grad():
-                    message.blank()
+        """Drop everything under way."""
+        routes, self._routes = self._routes, None
+        if routes is not None:
+            routes.abandon()
+            for message in routes.under_way():
+                self._drop(message, reason)
 
-    def _wait(self, deadline: float) -> None:
-        """Wait until something can go on, or the time is up."""
+    def _drop(self, message: Message, reason: str) -> None:
+        """Conclude a message without a result, or with an error if anybody minds."""
+        if message.strict or not self._fabric.attempt_open:
+            message.conclude(Interrupted(reason))
+        else:
+            with torch.no_grad():
+                message.blank()
+
+    def _wait(self, deadline: float, *, glances: int = 0) -> bool:
+        """Wait until something can go on; return whether the time is up."""
+        routes = self._routes
+        if routes is None or not len(routes):
+            return False
         poller = select.poll()
         poller.register(self._bell.fd, select.POLLIN)
-        world, messages = self._world, self._under_way()
-        if world is None or not messages:
-            return
-        poller.register(world.latch.fd, select.POLLIN)
-        for send in self._sends.values():
-            poller.register(send.link.fd, select.POLLOUT)
-        for rank, inbox in self._inboxes.items():
-            link = self._incoming_link(rank, world) if self._wanted(inbox) else None
-            if link is not None:
-                poller.register(link.fd, select.POLLIN)
-        left = min(deadline, *(message.deadline for message in messages)) - time.monotonic()
-        events = poller.poll(max(0.0, left) * 1000 + 1)
-        self._time_up = left <= 0 or not events
+        routes.watch(poller)
+        for _ in range(glances):
+            events = poller.poll(0)
+            if events:
+                break
+            os.sched_yield()
+        else:
+            end = min(deadline, *(message.deadline for message in routes.under_way()))
+            left = end - time.monotonic()
+            events = poller.poll(max(0.0, left) * 1000 + 1)
         self._bell.clear(seen=any(fd == self._bell.fd for fd, _ in events))
+        return not events

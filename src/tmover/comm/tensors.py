@@ -91,15 +91,16 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         what = tensor.layout if tensor.layout is not torch.strided else tensor.device.type
         msg = f"collectives move dense CPU tensors only, not {what}"
         raise UnsupportedError(msg)
-    row = tensor.detach()
-    if not row.is_contiguous():
-        row = row.contiguous()
-    return row if row.dim() == 1 else row.view(-1)
+    if tensor.is_contiguous():
+        return (
+            tensor if tensor.dim() == 1 and not tensor.requires_grad else tensor.detach().view(-1)
+        )
+    return tensor.detach().contiguous().view(-1)
 
 
 def give_back(row: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy the row back into the tensor it was made from, if it is not an alias of it."""
-    if row.data_ptr() != tensor.data_ptr():
+    if row is not tensor and row.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(row.view(tensor.shape))
 
 
