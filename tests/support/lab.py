@@ -24,7 +24,9 @@ from tmover.process import ProcessId, descendants, marked
 
 T = TypeVar("T")
 
-_RESET_S = 60.0
+_RESET_S = 150.0
+_BUSY = 3
+"""How much longer everything may take on a busy one."""
 _GRACE_S = 4.0
 """How long processes of cancelled jobs may take to end (KillWait is 3 s)."""
 _END_S = 1.0
@@ -118,15 +120,18 @@ class Lab:
         return {name.strip(): state.strip() for name, state in pairs}
 
     def wait(self, predicate: Callable[[], T], timeout_s: float, what: str) -> T:
-        """Return what `predicate` returns once that is true; fail saying what Slurm says then."""
-        deadline = time.monotonic() + timeout_s
+        """Return what `predicate` returns once that is true; fail saying what Slurm says then.
+
+        `timeout_s` is ample on a machine that does nothing else.
+        """
+        deadline = time.monotonic() + _BUSY * timeout_s
         while not (seen := predicate()):
             if time.monotonic() > deadline:
                 said = (
                     self.run("squeue", check=False).stdout
                     + self.run("sinfo", "-N", check=False).stdout
                 )
-                pytest.fail(f"not within {timeout_s:g} s: {what}; saw {seen!r}\n{said}")
+                pytest.fail(f"not within {_BUSY * timeout_s:g} s: {what}; saw {seen!r}\n{said}")
             time.sleep(0.05)
         return seen
 

@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 KIND = Kind(nodes=4, steps=60)
 HELD = 20
 """The step after which rank 0 holds until a test has seen to everything."""
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 def weigh(trace: pathlib.Path, status: wire.JobStatus) -> Outcome:

@@ -12,7 +12,7 @@ from support.lab import Lab
 from support.slurmjobs import HELD, KIND, Cluster, Job
 from support.training import Outcome, assert_as_if_undisturbed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def accounted(lab: Lab, job: Job) -> dict[str, str]:
@@ -168,7 +168,7 @@ def test_a_job_near_its_time_limit_saves_a_checkpoint_and_ends(cluster: Cluster,
     lab.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")
     job.go_on()
     lab.wait((cluster.home / "saved.pt").exists, 120, "the checkpoint")
-    ended = job.until(lambda status: status.code is not None, "the end", timeout_s=150)
+    ended = job.until(lambda status: status.code is not None, "the end")
     lab.wait(lambda: not lab.squeue(), 60, "an empty squeue")
 
     assert ended.outcome == f"Slurm job {job.id} has reached its time limit"

@@ -8,7 +8,7 @@ from support.lab import Lab
 from support.slurmjobs import HELD, KIND, Cluster, Job
 from support.training import Outcome, assert_as_if_undisturbed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def nodes_of(lab: Lab, job: Job) -> str:

@@ -8,7 +8,7 @@ from support.lab import Lab
 from support.slurmjobs import HELD, KIND, Cluster
 from support.training import Outcome, assert_as_if_undisturbed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_first_node_is_given_back_like_any_other(

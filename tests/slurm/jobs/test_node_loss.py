@@ -10,7 +10,7 @@ from support.lab import Lab
 from support.slurmjobs import KIND, Cluster
 from support.training import Outcome, assert_as_if_undisturbed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_node_without_power_is_replaced_long_before_slurm_misses_it(

@@ -8,7 +8,7 @@ from support.lab import Lab
 from support.slurmjobs import HELD, KIND, Cluster
 from support.training import Outcome, assert_as_if_undisturbed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.full)])
