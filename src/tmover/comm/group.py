@@ -23,6 +23,7 @@ from tmover.comm.launch import Launches
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
 from tmover.comm.tensors import device_of
+from tmover.comm.timeouts import LONGEST_S
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -150,7 +151,7 @@ class TmoverGroup(NamedGroup):
     def _timeout_s(self, opts: Any) -> float:
         """Return how long a collective may take: what its call says, else what the group does."""
         given: timedelta = getattr(opts, "timeout", _UNSET)
-        return given.total_seconds() if given > _UNSET else self.timeout_s
+        return min(given.total_seconds(), LONGEST_S) if given > _UNSET else self.timeout_s
 
     # --- collectives ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tmover.comm.fabric import Fabric
 from tmover.comm.seam import Unbacked
+from tmover.comm.timeouts import LONGEST_S
 from tmover.comm.untraced import untraced
 
 
@@ -20,7 +21,7 @@ class NamedGroup(Unbacked):
     ) -> None:
         super().__init__(ranks.index(rank), len(ranks))  # with a store it refuses subclasses
         self.ranks = tuple(ranks)
-        self.timeout_s = fabric.timeouts.collective_s
+        self.timeout_s = min(fabric.timeouts.collective_s, LONGEST_S)
         self.strict = False
         """Whether an interrupted collective raises even inside an attempt: it carries objects."""
         self._fabric = fabric
@@ -90,6 +91,6 @@ class NamedGroup(Unbacked):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let collectives take so long."""
-        self.timeout_s = timeout.total_seconds()
+        self.timeout_s = min(timeout.total_seconds(), LONGEST_S)
 
     _set_default_timeout = set_timeout

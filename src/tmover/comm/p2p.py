@@ -238,14 +238,13 @@ class Post:
         poller = select.poll()
         poller.register(self._bell.fd, select.POLLIN)
         routes.watch(poller)
+        end = min(deadline, *(message.deadline for message in routes.under_way()))
         for _ in range(glances):
             events = poller.poll(0)
             if events:
                 break
             os.sched_yield()
         else:
-            end = min(deadline, *(message.deadline for message in routes.under_way()))
-            left = end - time.monotonic()
-            events = poller.poll(max(0.0, left) * 1000 + 1)
+            events = poller.poll(max(0.0, end - time.monotonic()) * 1000 + 1)
         self._bell.clear(seen=any(fd == self._bell.fd for fd, _ in events))
-        return not events
+        return time.monotonic() >= end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -41,6 +42,23 @@ def test_messages_find_their_tags_in_whatever_order_they_are_asked_for() -> None
                 assert tensor.tolist() == [tag, tag * tag]
 
     in_world(program, 2)
+
+
+def test_a_group_may_have_months() -> None:
+    """Longer than `poll` can be told to wait."""
+
+    def program(rank: int, size: int) -> None:
+        group = dist.new_group(timeout=timedelta(days=100))
+        for count in (1, LARGE):
+            tensor = torch.full((count,), float(rank))
+            dist.all_reduce(tensor, group=group)
+            assert tensor[-1] == sum(range(size))
+            if rank == 0:
+                dist.recv(tensor, 1, group=group)
+            elif rank == 1:
+                dist.send(tensor, 0, group=group)
+
+    in_world(program, 3)
 
 
 def test_a_batch_goes_around_the_ring() -> None:
