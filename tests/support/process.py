@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from support.links import Links
 from tmover.core.events import NO_STEP
 from tmover.core.rank import Rank
 
@@ -119,6 +120,7 @@ class Process:
         """The records of this rank's ward, by step."""
         self.attempt: Attempt | None = None
         self.mail: dict[tuple[Kind, int], dict[str, list[Frame]]] = {}
+        self.links = Links(self.endpoint)
         self.broken: set[str] = set()
         """Endpoints of peers whose link is known to be broken."""
         self.accused: set[int] = set()

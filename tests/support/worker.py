@@ -24,7 +24,7 @@ from tmover.core.events import (
     Verified,
     Warm,
 )
-from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Prepare, Revoke, Start
+from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Done, Prepare, Revoke, Start
 from tmover.core.rank import Resolution, Saving, Verdict, Vote
 
 TRAINING = (
@@ -56,12 +56,15 @@ class Worker(Process):
                 self.report(epoch)
             case Assign():
                 self.assign(order)
+            case Done(epoch=epoch) if epoch == self.rank.epoch:
+                self.links.release()
         self.run()
 
     def form(self, plan: Plan) -> None:
         if self.stage is not Stage.LAUNCHED or plan.epoch in self.rank.revoked:
             return
         self.world = plan
+        self.links.form(plan)
         self.rank = rules.start(self.rank, plan.epoch)
         self.stage = Stage.BUILDING
         self.out.work(self)
@@ -79,6 +82,7 @@ class Worker(Process):
             )
             return
         self.prepare = order
+        self.links.prepare(order.plan, ())
         self.out.tell(self, Prepared(job="j", worker=self.uid, epoch=epoch))
 
     def abort(self, epoch: int) -> None:
@@ -105,8 +109,10 @@ class Worker(Process):
         if self.world is not None:
             self.rank = rules.revoke(self.rank, self.rank.epoch)
         self.order, self.target, self.prepare = order, order.plan, None
-        afresh = {peer for pair in order.relink if self.uid in pair for peer in pair}
-        self.broken -= {m.endpoint for m in order.plan.members if m.worker in afresh}
+        named = {peer for pair in order.relink if self.uid in pair for peer in pair}
+        afresh = {m.endpoint for m in order.plan.members if m.worker in named}
+        self.links.prepare(order.plan, afresh)
+        self.broken -= afresh
         self.stage = Stage.RECEIVING
         if not self.look(order.plan) or self.uid in order.sources:
             return
@@ -128,6 +134,7 @@ class Worker(Process):
     def receive(self, peer: str, frame: Frame) -> None:
         if frame.kind in (Kind.END, Kind.CUT):
             self.broken.add(f"{peer}:{frame.step}")
+            self.links.cut(f"{peer}:{frame.step}")
             self.look_around()
         elif frame.kind is Kind.REVOKE:
             if frame.epoch in (self.rank.epoch, self.target.epoch if self.target else 0):
@@ -379,15 +386,28 @@ class Worker(Process):
     def enter(self) -> None:
         if self.keeps(self.there):
             self.stage = Stage.BARRIER
-            self.post(self.there, Frame(Kind.BARRIER, self.there.epoch))
+            again = [m.worker for m in self.there.members if self.links.is_cut(m.endpoint)]
+            assert not again, f"{self} uses links that were cut, to {again}"
+            for peer, link in self.linked().items():
+                self.out.send(self, peer, Frame(Kind.BARRIER, self.there.epoch, body=(link,)))
+
+    def linked(self) -> dict[str, int]:
+        """Return which link to each other rank of its next world this one uses."""
+        plan = self.there
+        others = [member for member in plan.members if member.worker != self.uid]
+        return {m.worker: self.links.to(m.endpoint, plan.epoch) for m in others}
 
     def leave(self) -> None:
         plan = self.there
+        for peer, link in self.linked().items():
+            (said,) = self.take(Kind.BARRIER, plan.epoch, peer).body
+            assert said == link, f"{self} and {peer} use the links of {link} and {said}"
         self.rank, verdict = rules.leave(self.rank, plan.epoch)
         if verdict is Verdict.BROKEN:
             self.hold()
             return
         self.world, self.target, self.attempt = plan, None, None
+        self.links.enter()
         self.mail = {key: box for key, box in self.mail.items() if key[1] >= plan.epoch}
         self.out.tell(self, Passed(job="j", worker=self.uid, epoch=plan.epoch, step=self.step))
         self.resume()

@@ -145,6 +145,7 @@ def restart(draft: Draft, why: str) -> None:
         verified=frozenset(),
         floor=None,
         held=0,
+        opened={},
     )
     for slot, name in enumerate(job.slots):
         if name in draft.job.agents:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tmover.core import epoch as epochs
-from tmover.core import standby
+from tmover.core import links, standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import (
     Entered,
@@ -188,7 +188,12 @@ def adopt(draft: Draft, move: Move) -> None:
     """Put the world of `move` in force. Its leavers keep their state until it is complete."""
     job = draft.job
     unreleased = {s: a for s, a in move.leavers.items() if job.is_alive(a)}
-    draft.set(plan=move.plan, slots=move.slots, unreleased={**job.unreleased, **unreleased})
+    draft.set(
+        plan=move.plan,
+        slots=move.slots,
+        unreleased={**job.unreleased, **unreleased},
+        opened=links.opened(job, move.plan, job.workers(move.joiners)),
+    )
     for slot in move.leavers:
         name = move.slots[slot]
         if name in draft.job.agents:
@@ -203,7 +208,7 @@ def complete(draft: Draft) -> None:
     for name in (*job.slots, *leavers):
         draft.do(Done(job=job.name, agent=name, epoch=epoch))
     draft.set(phase=Training(), unreleased={}, reports={}, floor=None, stumbles=0)
-    draft.set(verified=frozenset(), held=epoch)
+    draft.set(verified=frozenset(), held=epoch, opened={})
     draft.note(f"all ranks have passed into epoch {epoch}")
     for name in leavers:
         draft.set(left={**draft.job.left, draft.job.agents[name].node: draft.at})

@@ -8,8 +8,9 @@ gradients. Once decided it stands, whoever is lost after that.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
-from tmover.core import blame, form, move, standby
+from tmover.core import blame, form, links, move, standby
 from tmover.core import epoch as epochs
 from tmover.core.draft import UNFIT, Draft
 from tmover.core.events import NO_STEP, SETTLED, Wait
@@ -175,18 +176,18 @@ def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
 
 
 def _assign(draft: Draft, loss: Loss, step: int) -> None:
-    relink = tuple(dict.fromkeys(
-        (a.accuser, a.accused) for a in blame.unexplained(loss.accusations, draft.job.slots)
-    ))  # fmt: skip
+    broken = blame.unexplained(loss.accusations, draft.job.slots)
+    relink = _relink(draft.job, broken)
     sources = _sources(draft.job, step)
     epoch = draft.next_epoch()
     plan = draft.job.world(epoch, draft.job.slots)
-    pairs = {blame.pair_of(accusation) for accusation in map(Accusation._make, relink)}
+    pairs = {blame.pair_of(accusation) for accusation in broken}
     draft.set(
         plan=plan,
         verified=draft.job.verified - sources.keys(),
         phase=Recovering(step=step, sources=sources, relink=relink),
         relinked={**draft.job.relinked, **dict.fromkeys(pairs, draft.at)},
+        opened=links.opened(draft.job, plan, links.newcomers(draft.job), relink),
     )
     draft.note(f"epoch {epoch} begins after step {step}")
     for name in draft.job.slots:
@@ -196,6 +197,13 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
             )
         )
     draft.arm(Wait.SWITCH, epoch)
+
+
+def _relink(job: Job, broken: Iterable[Accusation]) -> tuple[tuple[str, str], ...]:
+    """Return whose links are opened afresh: those that broke, and those that only one end has."""
+    found = list(dict.fromkeys((a.accuser, a.accused) for a in broken))
+    said = set(map(frozenset, found))
+    return (*found, *(pair for pair in links.one_sided(job) if frozenset(pair) not in said))
 
 
 def _forgotten(job: Job, step: int) -> tuple[int, ...]:

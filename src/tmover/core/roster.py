@@ -163,6 +163,8 @@ class Job:
     """The last epoch whose world every rank has passed into, 0 if none since the last start."""
     relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     """When a pair of agents last had a link opened afresh."""
+    opened: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    """Links opened since all have passed a world: the pair of workers, and for which epoch."""
     stumbles: int = 0
     """Attempts at a world since the last one that held, in which nobody was lost."""
     unfit: int = 0

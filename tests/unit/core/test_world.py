@@ -84,6 +84,27 @@ def test_a_death_at_any_point_of_a_planned_move_costs_no_step(who: int, kind: st
         assert not is_noticed or world.job.slots[1] != "a1", f"the move was not made: {chaos}"
 
 
+@pytest.mark.parametrize("who", [0, 1, 2, 3], ids=["rank 0", "leaver", "stayer", "joiner"])
+def test_a_link_that_breaks_at_any_point_of_a_planned_move_leaves_none_that_one_end_has(
+    who: int,
+) -> None:
+    """Some have passed by then, and some have not."""
+    for tick in range(80, 110):
+        chaos = [Chaos(tick=48, kind="request", who=1), Chaos(tick=tick, kind="cut", who=who)]
+        world = World(standbys=2, total=9, chaos=chaos)
+
+        world.run().check()
+
+        assert ended(world).reason == "done", chaos
+
+
+def test_a_link_that_was_to_be_opened_afresh_is_so_in_the_world_after_the_next() -> None:
+    for tick in range(66, 90):
+        chaos = [Chaos(tick=66, kind="cut", who=1), Chaos(tick=tick, kind="cut", who=0)]
+
+        World(standbys=2, spares=9, chaos=chaos).run().check()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("second", [0, 1, 2, 3])
 def test_a_second_death_at_any_point_of_a_recovery_is_a_death_like_any_other(
