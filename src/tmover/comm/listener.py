@@ -50,6 +50,19 @@ class _Visitor:
         self.deadline = deadline
 
 
+def _is_dead(sock: socket.socket) -> bool:
+    """Return whether the dialer has gone without a word: cut, maybe, before it knew it was let in.
+
+    What has said something first is to be read to its end, whatever has become of it.
+    """
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class Listener:
     """Accepts, authenticates and parks links. `check` says why a hello is refused, or nothing."""
 
@@ -83,6 +96,7 @@ class Listener:
     def take(self, key: Key, *, since: int, latch: Latch, deadline: float) -> socket.socket:
         """Return the link for `key` that was opened in epoch `since` or later.
 
+        One whose dialer has gone without a word is dropped, and another one waited for.
         Raises `Late` after the deadline, `Interrupted` once the latch is set.
         """
         with self._arrived:
@@ -99,7 +113,7 @@ class Listener:
                 self._arrived.wait(min(left, _GLANCE_S))
 
     def glance(self, key: Key, *, since: int) -> socket.socket | None:
-        """Return the link for `key` if it is there already."""
+        """Return the link for `key` if it is there already, and its dialer too."""
         with self._arrived:
             return self._claim(key, since)
 
@@ -123,7 +137,11 @@ class Listener:
         parked = self._parked.get(key)
         if parked is None or parked.epoch < since:
             return None
-        return self._parked.pop(key).sock
+        sock = self._parked.pop(key).sock
+        if _is_dead(sock):
+            sock.close()
+            return None
+        return sock
 
     # --- the thread -------------------------------------------------------------------------------
 

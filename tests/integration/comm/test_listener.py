@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from tmover.comm.dial import dial
-from tmover.comm.handshake import MAGIC, Hello
+from tmover.comm.handshake import MAGIC, Dialer, Hello
 from tmover.comm.latch import Latch
 from tmover.comm.listener import Key, Late, Listener
 from tmover.errors import Interrupted, LinkError
@@ -80,6 +83,50 @@ def test_a_later_link_for_the_same_use_replaces_the_one_before(
         second.send(b"x")
         taken.setblocking(True)
         assert taken.recv(1) == b"x"
+
+
+def cut_in_dialing(listener: Listener) -> None:
+    """Leave a link that is parked, and whose dialer has gone before it heard that it is."""
+    arrived = threading.Event()
+    listener.subscribe(KEY.group, KEY.lane, arrived.set)
+    host, _, port = listener.endpoint.rpartition(":")
+    dialer = Dialer(HELLO, SECRET)
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(dialer.start())
+        sock.sendall(dialer.feed(sock.recv(dialer.needs, socket.MSG_WAITALL)))
+    assert arrived.wait(10)
+    heard, _, _ = select.select([listener._parked[KEY].sock], [], [], 10)
+    assert heard
+
+
+def test_a_link_that_was_cut_in_dialing_is_nobodys(listener: Listener) -> None:
+    cut_in_dialing(listener)
+
+    assert listener.glance(KEY, since=0) is None
+    assert not listener._parked
+
+
+def test_who_waits_gets_the_link_that_comes_after_one_that_was_cut(
+    listener: Listener, latch: Latch
+) -> None:
+    cut_in_dialing(listener)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(listener.take, KEY, since=3, latch=latch, deadline=soon())
+        with call(listener, latch) as dialed, waits.result(10) as taken:
+            dialed.send(b"ping")
+            taken.setblocking(True)
+            assert taken.recv(4) == b"ping"
+
+
+def test_a_link_whose_dialer_said_something_and_left_is_handed_out(
+    listener: Listener, latch: Latch
+) -> None:
+    with call(listener, latch) as dialed:
+        dialed.send(b"ping")
+
+    with listener.take(KEY, since=3, latch=latch, deadline=soon()) as taken:
+        taken.setblocking(True)
+        assert [taken.recv(9), taken.recv(9)] == [b"ping", b""]
 
 
 def test_a_wrong_secret_is_refused(listener: Listener, latch: Latch) -> None:

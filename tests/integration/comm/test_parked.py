@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
+import select
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from integration.comm.crew import EVERYBODY, Rank, Threads, plan_of
+from integration.comm.crew import DEADLINE_S, EVERYBODY, Job, Rank, Threads, carry_out, plan_of
+from integration.comm.harness import SECRET
+from tmover.comm.dial import dial
 from tmover.comm.group import TmoverGroup
+from tmover.comm.handshake import Hello
+from tmover.comm.latch import Latch
+from tmover.comm.listener import Key
 
 
 @pytest.fixture
@@ -45,6 +52,24 @@ def cross(
         rank.fabric.commit(epoch)
 
 
+def cut_in_dialing(rank: Rank, hello: Hello) -> None:
+    """Leave a link parked whose dialer has closed it."""
+    latch = Latch()
+    dial(
+        rank.fabric.endpoint,
+        hello,
+        secret=SECRET,
+        source="127.0.0.1",
+        latch=latch,
+        deadline=time.monotonic() + DEADLINE_S,
+    ).close()
+    latch.close()
+    parked = rank.fabric.wiring._listener._parked
+    sock = parked[Key(hello.group, hello.lane, hello.sender)].sock
+    heard, _, _ = select.select([sock], [], [], DEADLINE_S)
+    assert heard
+
+
 def send(rank: Rank, value: int) -> None:
     group = rank.fabric.groups[EVERYBODY]
     assert isinstance(group, TmoverGroup)
@@ -72,6 +97,24 @@ def test_what_a_stayer_has_opened_in_a_world_that_this_rank_never_entered_is_kep
     cross(threads, pair, 3, entering=pair)
 
     assert threads.together([lambda: send(high, 3), lambda: receive(low)]) == [None, 3]
+
+
+def test_a_collective_does_not_go_over_a_link_that_was_cut_in_dialing(
+    pair: list[Rank], threads: Threads
+) -> None:
+    """Its dialer has gone, and dials once more."""
+    low, high = pair
+    cross(threads, pair, 1, entering=pair)
+    hello = Hello(
+        job="job", epoch=1, group=EVERYBODY, lane="data", sender=high.uid, receiver=low.uid
+    )
+    cut_in_dialing(low, hello)
+    what = Job("all_reduce", EVERYBODY, 3, 1)
+
+    assert threads.together([lambda: carry_out(low, what), lambda: carry_out(high, what)]) == [
+        True,
+        True,
+    ]
 
 
 def test_what_was_never_taken_goes_with_the_peer_it_belonged_to(
