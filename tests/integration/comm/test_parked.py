@@ -64,8 +64,9 @@ def cut_in_dialing(rank: Rank, hello: Hello) -> None:
         deadline=time.monotonic() + DEADLINE_S,
     ).close()
     latch.close()
-    parked = rank.fabric.wiring._listener._parked
-    sock = parked[Key(hello.group, hello.lane, hello.sender)].sock
+    listener = rank.fabric.wiring._listener
+    with listener._arrived:  # held from the last word of the handshake on, until it is parked
+        sock = listener._parked[Key(hello.group, hello.lane, hello.sender)].sock
     heard, _, _ = select.select([sock], [], [], DEADLINE_S)
     assert heard
 
