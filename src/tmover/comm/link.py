@@ -44,6 +44,20 @@ def look_after(sock: socket.socket, timeouts: Timeouts, *, unacked_s: float) -> 
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacked_s * 1000))
 
 
+def has_gone(sock: socket.socket) -> bool:
+    """Return whether the other end has gone, and nothing that it said is still to be read.
+
+    Of a link that has not been read from yet: without a word, cut, maybe, before it knew that it
+    was let in. What has said something first is to be read to its end, whatever has become of it.
+    """
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class Link:
     """One end of a connection. One thread at a time may send, and one may receive."""
 
@@ -51,6 +65,10 @@ class Link:
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
+        self.is_accepted = False
+        """Whether the other end has dialed."""
+        self.is_heard = False
+        """Whether anything has come over it."""
         self.head: Header | None = None
         """The frame being received."""
         self.left = 0
@@ -180,6 +198,7 @@ class Link:
         if count == 0:
             why = "closed by the other end"
             raise self.broken(why)
+        self.is_heard = True
         return count
 
     # --- ending -----------------------------------------------------------------------------------
@@ -194,6 +213,11 @@ class Link:
     def broken(self, why: object) -> LinkError:
         """Return the error that says why the link cannot be used any more."""
         return LinkError(f"link to {self.peer}: {why}", (self.peer,))
+
+    @property
+    def is_stillborn(self) -> bool:
+        """Whether the dialer has gone without a word: as far as it knows, there is no link."""
+        return self.is_accepted and not self.is_heard and has_gone(self.sock)
 
     def close(self) -> None:
         """Close the connection; closing twice is harmless."""

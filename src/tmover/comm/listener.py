@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tmover.comm import nearby
 from tmover.comm.handshake import Acceptor, Hello
 from tmover.comm.latch import Latch
+from tmover.comm.link import has_gone
 from tmover.errors import Interrupted, LinkError, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -48,19 +49,6 @@ class _Visitor:
         self.sock = sock
         self.acceptor = acceptor
         self.deadline = deadline
-
-
-def _is_dead(sock: socket.socket) -> bool:
-    """Return whether the dialer has gone without a word: cut, maybe, before it knew it was let in.
-
-    What has said something first is to be read to its end, whatever has become of it.
-    """
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 class Listener:
@@ -138,7 +126,7 @@ class Listener:
         if parked is None or parked.epoch < since:
             return None
         sock = self._parked.pop(key).sock
-        if _is_dead(sock):
+        if has_gone(sock):
             sock.close()
             return None
         return sock

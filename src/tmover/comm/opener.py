@@ -125,13 +125,18 @@ class Opener:
         """Take a link that has arrived for `lane`, if it has, and keep it as what is wanted."""
         key = Key(lane.group, lane.use, want.peer.uid)
         sock = self._listener.glance(key, since=want.peer.since)
-        return None if sock is None else self._adopt(sock, want, want.peer.lanes)
+        return None if sock is None else self._accept(sock, want)
 
     def _await(self, want: Wanted, *, latch: Latch, deadline: float) -> Link:
         peer, lane = want
         key = Key(lane.group, lane.use, peer.uid)
         sock = self._listener.take(key, since=peer.since, latch=latch, deadline=deadline)
-        return self._adopt(sock, want, peer.lanes)
+        return self._accept(sock, want)
+
+    def _accept(self, sock: socket.socket, want: Wanted) -> Link:
+        link = self._adopt(sock, want, want.peer.lanes)
+        link.is_accepted = True
+        return link
 
     def dial(self, want: Wanted, *, epoch: int, latch: Latch, deadline: float) -> Link:
         """Open one link by dialing, whichever uid is the larger."""

@@ -102,6 +102,13 @@ class Peer:
             if lane.group and lane.use != _RECEIVED:
                 yield lane
 
+    def bury(self, lane: Lane) -> None:
+        """Close a link that its dialer has none of, and will dial again."""
+        link = self.lanes.get(lane)
+        if link is not None and link.is_stillborn:
+            del self.lanes[lane]
+            link.close()
+
     def close(self) -> None:
         """Close all links."""
         for link in [*self.lanes.values(), *self.ahead.values()]:
@@ -195,6 +202,9 @@ class World:
 
     def bind_group(self, name: str, ranks: Sequence[int], complete: Complete) -> Mesh:
         """Bind the links of one group; `complete` opens what turns out to be missing."""
+        for rank in ranks:
+            if rank in self.peers:
+                self.peers[rank].bury(data_lane(name))
         return self._make(name, data_lane(name), ranks, complete)
 
     def _make(self, name: str, lane: Lane, ranks: Sequence[int], complete: Complete) -> Mesh:

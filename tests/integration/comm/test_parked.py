@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import select
+import socket
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from tmover.comm.group import TmoverGroup
 from tmover.comm.handshake import Hello
 from tmover.comm.latch import Latch
 from tmover.comm.listener import Key
+from tmover.errors import Interrupted
 
 
 @pytest.fixture
@@ -52,23 +54,24 @@ def cross(
         rank.fabric.commit(epoch)
 
 
-def cut_in_dialing(rank: Rank, hello: Hello) -> None:
-    """Leave a link parked whose dialer has closed it."""
+def dial_for(rank: Rank, other: Rank, lane: str) -> socket.socket:
+    """Return a link that a rank has dialed to another one, and knows nothing of."""
     latch = Latch()
-    dial(
-        rank.fabric.endpoint,
+    hello = Hello(
+        job="job", epoch=1, group=EVERYBODY, lane=lane, sender=rank.uid, receiver=other.uid
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    sock = dial(
+        other.fabric.endpoint,
         hello,
         secret=SECRET,
         source="127.0.0.1",
         latch=latch,
-        deadline=time.monotonic() + DEADLINE_S,
-    ).close()
+        deadline=deadline,
+    )
     latch.close()
-    listener = rank.fabric.wiring._listener
-    with listener._arrived:  # held from the last word of the handshake on, until it is parked
-        sock = listener._parked[Key(hello.group, hello.lane, hello.sender)].sock
-    heard, _, _ = select.select([sock], [], [], DEADLINE_S)
-    assert heard
+    sock.settimeout(DEADLINE_S)
+    return sock
 
 
 def send(rank: Rank, value: int) -> None:
@@ -106,11 +109,41 @@ def test_a_collective_does_not_go_over_a_link_that_was_cut_in_dialing(
     """Its dialer has gone, and dials once more."""
     low, high = pair
     cross(threads, pair, 1, entering=pair)
-    hello = Hello(
-        job="job", epoch=1, group=EVERYBODY, lane="data", sender=high.uid, receiver=low.uid
-    )
-    cut_in_dialing(low, hello)
+    dial_for(high, low, "data").close()
+    listener = low.fabric.wiring._listener
+    with listener._arrived:  # held from the last word of the handshake on, until it is parked
+        sock = listener._parked[Key(EVERYBODY, "data", high.uid)].sock
+    heard, _, _ = select.select([sock], [], [], DEADLINE_S)
+    assert heard
     what = Job("all_reduce", EVERYBODY, 3, 1)
+
+    assert threads.together([lambda: carry_out(low, what), lambda: carry_out(high, what)]) == [
+        True,
+        True,
+    ]
+
+
+def test_a_collective_does_not_go_over_a_link_that_was_taken_before_it_was_cut_in_dialing(
+    pair: list[Rank], threads: Threads
+) -> None:
+    """Its dialer was revoked before it heard that it is let in, and dials in the next world."""
+    low, high = pair
+    cross(threads, pair, 1, entering=pair)
+    dialed = dial_for(high, low, "data")
+
+    def is_over() -> None:
+        with pytest.raises(Interrupted):
+            carry_out(low, Job("all_reduce", EVERYBODY, 3, 1))
+
+    def revoke() -> None:
+        assert dialed.recv(1)  # so it was taken
+        high.fabric.revoke(1, "a test says so")
+        dialed.close()
+
+    threads.together([is_over, revoke])
+    low.await_revocation(1)
+    cross(threads, pair, 2, entering=pair)
+    what = Job("all_reduce", EVERYBODY, 3, 2)
 
     assert threads.together([lambda: carry_out(low, what), lambda: carry_out(high, what)]) == [
         True,
