@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from tmover.bounds import LONGEST_S
 from tmover.comm import sandbox
 from tmover.comm.carrier import Carrier, OverLinks, Tensors
 from tmover.comm.checks import Checks
@@ -23,7 +24,6 @@ from tmover.comm.launch import Launches
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
 from tmover.comm.tensors import device_of
-from tmover.comm.timeouts import LONGEST_S
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World

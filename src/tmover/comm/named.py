@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from tmover.bounds import LONGEST_S
 from tmover.comm.fabric import Fabric
 from tmover.comm.seam import Unbacked
-from tmover.comm.timeouts import LONGEST_S
 from tmover.comm.untraced import untraced
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-LONGEST_S = 1_000_000.0
-"""`poll` waits for 24 days at most; so no exchange is given more than this, which is 11."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:

@@ -92,9 +92,9 @@ def a_subgroup_keeps_its_order(rank: int, size: int) -> Any:
 
 @case
 def a_subgroup_with_local_synchronization(rank: int, size: int) -> Any:
-    ranks = [0, size - 1]
-    if rank not in ranks:
-        return None
+    """Every rank makes one: torch 2.14 counts them, and names later groups by the count."""
+    ends = [0, size - 1]
+    ranks = ends if rank in ends else list(range(1, size - 1))
     group = dist.new_group(ranks, use_local_synchronization=True)
     return used_up(group, rank)
 
