@@ -105,6 +105,7 @@ class Wiring:
     def incoming(self, peer: Peer, group: str) -> Link | None:
         """Return the link for this group's messages from a peer, if that has opened it yet."""
         sent, received = message_lanes(group)
+        peer.bury(received)
         return peer.lanes.get(received) or self._opener.pick_up(Wanted(peer, received), sent)
 
     def on_message_link(self, group: str, callback: Callable[[], None]) -> None:

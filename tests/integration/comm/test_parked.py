@@ -13,11 +13,13 @@ import torch
 
 from integration.comm.crew import DEADLINE_S, EVERYBODY, Job, Rank, Threads, carry_out, plan_of
 from integration.comm.harness import SECRET
+from support.eventually import eventually
 from tmover.comm.dial import dial
 from tmover.comm.group import TmoverGroup
 from tmover.comm.handshake import Hello
 from tmover.comm.latch import Latch
 from tmover.comm.listener import Key
+from tmover.comm.world import message_lanes
 from tmover.errors import Interrupted
 
 
@@ -165,3 +167,27 @@ def test_what_was_never_taken_goes_with_the_peer_it_belonged_to(
 
     assert not high.fabric.wiring._listener._parked
     assert threads.together([lambda: send(low, 2), lambda: receive(high)]) == [None, 2]
+
+
+def test_a_message_does_not_come_over_a_link_that_was_taken_before_it_was_cut_in_dialing(
+    pair: list[Rank], threads: Threads
+) -> None:
+    low, high = pair
+    cross(threads, pair, 1, entering=pair)
+    dialed = dial_for(high, low, "message")
+
+    def is_over() -> None:
+        with pytest.raises(Interrupted):
+            receive(low)
+
+    def revoke() -> None:
+        peer = low.fabric.present().peers[1]
+        eventually(lambda: peer.lanes.get(message_lanes(EVERYBODY)[1]))
+        for rank in pair:
+            rank.fabric.revoke(1, "a test says so")
+
+    threads.together([is_over, revoke])
+    dialed.close()
+    cross(threads, pair, 2, entering=pair)
+
+    assert threads.together([lambda: send(high, 2), lambda: receive(low)]) == [None, 2]
