@@ -80,6 +80,7 @@ class Generation:
         """Return whether a group's collectives go this way, and note that they are used."""
         if device not in self._stocks:
             return False
+        self._stocks[device].note_use()
         self._used[Use(group, device)] = None
         return True
 

@@ -43,6 +43,9 @@ class Stock(Protocol):
     patient: bool
     """Whether `abort` may take long."""
 
+    def note_use(self) -> None:
+        """Take note, in the script's own thread, that it is about to be used."""
+
     def build(self, store: GroupStore, rank: int, size: int, *, timeout_s: float) -> Communicator:
         """Return a new one. Every member does this, and is there; it takes `timeout_s` at most."""
 
@@ -82,6 +85,9 @@ class GlooStock:
 
     def __init__(self, address: str) -> None:
         self._address = address
+
+    def note_use(self) -> None:
+        """Nothing depends on it."""
 
     def build(self, store: GroupStore, rank: int, size: int, *, timeout_s: float) -> Gloo:
         """Return a new one."""
@@ -133,8 +139,21 @@ class NcclStock:
 
     patient = True
 
+    def __init__(self) -> None:
+        self._device: int | None = None
+
+    def note_use(self) -> None:
+        """Keep the device: CUDA has a current one for each thread, and others build."""
+        self._device = torch.cuda.current_device()
+
+    @property
+    def device(self) -> torch.device:
+        """The script's device; that of its local rank before it has used any."""
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        return torch.device("cuda", local if self._device is None else self._device)
+
     def build(self, store: GroupStore, rank: int, size: int, *, timeout_s: float) -> Nccl:
-        """Return a new one, on the current device."""
+        """Return a new one, on the script's device."""
         for name, value in _NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
         kind: Any = dist.ProcessGroupNCCL
@@ -145,7 +164,7 @@ class NcclStock:
         try:
             backend = kind(store, rank, size, options)
             backend._set_sequence_number_for_group()
-            backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+            backend.eager_connect_single_device(self.device)
             while not backend._is_initialized():
                 if time.monotonic() > deadline:
                     backend.abort()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+import torch
+
 from tmover.comm.generation import Use, agreed, keeps
+from tmover.comm.stock import NcclStock
 from tmover.core.events import Member, Plan
 
 
@@ -70,3 +76,22 @@ def test_groups_of_others_are_theirs_alone() -> None:
     wanted = {0: [PAIR], 1: [PAIR, OTHER], 2: [OTHER]}
 
     assert agreed(wanted, {"pair": (0, 1)}) == [PAIR]
+
+
+def test_nccl_is_built_on_the_device_of_the_script_s_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever builds is another thread, and CUDA has a current device for each."""
+    devices = {threading.get_ident(): 3}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices.get(threading.get_ident(), 0))
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    stock = NcclStock()
+    assert stock.device == torch.device("cuda", 5)
+
+    stock.note_use()
+
+    found: list[torch.device] = []
+    thread = threading.Thread(target=lambda: found.append(stock.device))
+    thread.start()
+    thread.join()
+    assert found == [torch.device("cuda", 3)]
