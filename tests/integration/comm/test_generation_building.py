@@ -55,7 +55,7 @@ def give_up_halfway(fabric: Fabric, board: Board, name: str) -> None:
     ended = threading.Event()
 
     def prepare() -> None:
-        with pytest.raises(Interrupted):
+        with pytest.raises((Interrupted, LinkError)):  # the latter if others have given up first
             fabric.prepare(plan, timeout_s=60)
         ended.set()
 
@@ -66,7 +66,7 @@ def give_up_halfway(fabric: Fabric, board: Board, name: str) -> None:
     assert total() == 111
     if name != "n1":
         fabric.rollback(2)
-        assert ended.wait(10)
+        assert ended.wait(60)
         thread.join()
     board.put(f"over/{name}")
 
@@ -182,12 +182,12 @@ def test_what_could_not_be_built_ahead_is_built_when_it_is_used() -> None:
     def member(fabric: Fabric, board: Board, name: str) -> None:
         assert total() == 111
         fabric.prepare(make_plan(board, 2, NEW), timeout_s=20)
+        assert fabric.generation.inners(2) == {}  # nobody is beyond the barrier yet
         if name == "n1":
             board.get("passed/n0")
             board.get("passed/n2")
             return
         enter(fabric, 2)
-        assert fabric.generation.inners(2) == {}
         assert total() == 111
         board.put(f"passed/{name}")
         fabric.release(2)
