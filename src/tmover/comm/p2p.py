@@ -26,7 +26,7 @@ _GRACE_S = 0.002
 """The thread leaves messages for so long to those who may be about to wait for them."""
 _ACTIVE_S = 0.1
 """It looks after them that often until there have been none for so long."""
-_GLANCES = 100
+_GLANCES = 200
 """Who waits looks so often before it sleeps: to be woken costs more than most messages take."""
 
 

@@ -17,6 +17,8 @@ class Shelf(Generic[T]):
     (None, None, None)
     >>> shelf.take(7), list(shelf), len(shelf)
     ('first', ['second', 'other'], 2)
+    >>> shelf.only() is None, shelf.take(8), shelf.only()
+    (True, 'other', 'second')
     >>> shelf.take(9) is None
     True
     """
@@ -40,6 +42,13 @@ class Shelf(Generic[T]):
         if not things:
             del self._by_tag[tag]
         return thing
+
+    def only(self) -> T | None:
+        """Return the only thing there is, and leave it; None if there are more, or none."""
+        if self._count != 1:
+            return None
+        (things,) = self._by_tag.values()
+        return things[0]
 
     def clear(self) -> None:
         """Take everything away."""
