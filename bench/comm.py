@@ -24,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
 import torch
 
+import ranks
 import steps
 import swaps
 import throughput
@@ -71,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help=f"parts, by commas: {','.join(PARTS)}")
     parser.add_argument("--json", type=pathlib.Path, default=OUT, help="where the figures go")
+    parser.add_argument("--tcp", action="store_true", help="no Unix sockets; not in `steps`")
     parser.add_argument("--quick", action="store_true", help="see that it works; figures are void")
     args = parser.parse_args()
     parts = args.only.split(",") if args.only else list(PARTS)
@@ -79,7 +81,10 @@ def main() -> None:
     for number in _ENDING:
         signal.signal(number, _end)
     torch.set_num_threads(1)
-    report: Report = {"machine": _machine(), "torch": torch.__version__, "quick": args.quick}
+    if args.tcp:
+        ranks.speak_tcp()
+    report: Report = {"machine": _machine(), "torch": torch.__version__}
+    report |= {"quick": args.quick, "tcp": args.tcp}
     for part in parts:
         report |= PARTS[part](QUICK if args.quick else Extent())
     args.json.parent.mkdir(parents=True, exist_ok=True)

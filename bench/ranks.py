@@ -24,6 +24,7 @@ from tmover.process import die_with_parent
 _HOST = "127.0.0.1"
 _WAIT = timedelta(seconds=300)
 _SECRET = os.urandom(32)
+_links: dict[str, bool] = {"nearby": True}
 
 
 class Process(NamedTuple):
@@ -111,9 +112,15 @@ class Holder(NamedTuple):
         return f"n{self.number}-{self.life:04}"
 
 
+def speak_tcp() -> None:
+    """Let all processes from now on speak TCP, as if each were on a host of its own."""
+    _links["nearby"] = False
+
+
 def make_fabric(process: Process, holder: Holder) -> Fabric:
     """Return a fabric of this process, and publish where it listens."""
-    fabric = Fabric(job="bench", secret=_SECRET, uid=f"{holder.node}/0", address=_HOST)
+    uid = f"{holder.node}/0"
+    fabric = Fabric(job="bench", secret=_SECRET, uid=uid, address=_HOST, nearby=_links["nearby"])
     process.store.set(f"endpoint/{holder.node}", fabric.endpoint)
     return fabric
 

@@ -26,8 +26,8 @@ from tmover.process import descendants
 from training import ALONE, GLOO, TMOVER
 
 WORLD = 2
-ROUNDS = {"demo": 12, "50m": 8}
-STEPS = {"demo": 40, "50m": 4}
+ROUNDS = {"demo": 30, "50m": 10}
+STEPS = {"demo": 20, "50m": 4}
 _POLL_S = 1.0
 _Times = dict[str, list[list[float]]]
 _HERE = pathlib.Path(__file__).parent

@@ -22,7 +22,7 @@ from tmover.comm.fabric import Fabric
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 ROUNDS = 5
-_BLOCK_BYTES = 128 * MIB
+_BLOCK_BYTES = 256 * MIB
 _MOST_CALLS, _FEWEST_CALLS = 100, 2
 _VOTES = 300
 _TIME = struct.Struct("!d")
