@@ -27,7 +27,7 @@ from tmover.comm.timeouts import Timeouts
 from tmover.core.events import Member, Plan
 
 torch.set_num_threads(1)
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 SECRET = b"s" * 32
 TIMEOUTS = Timeouts(collective_s=20.0, barrier_s=20.0, handshake_s=2.0, state_s=10.0)
 FABRICS: dict[str, Callable[..., Fabric]] = {
