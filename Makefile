@@ -6,11 +6,14 @@ VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+JOBS := tests/e2e tests/integration/local tests/integration/demo
+MATRIX := tests/integration/comm/wrappers tests/integration/comm/parity
+APART := $(JOBS) $(MATRIX) tests/slurm $(CHECKED)
 SLURM := slurmctld slurmd slurm-client munge iproute2
 
-# run the jobs on Slurm, which wait for most of their time, beside the tests in $(1), and show what they said after those
-beside = @$(PYTEST) tests/slurm/jobs -m 'not full' > .beside.log 2>&1 & first=$$!; \
-	  $(PYTEST) $(1) --ignore tests/slurm/jobs -m 'not full'; second=$$?; \
+# run the tests in $(1) beside those in $(2); show what the first said after the others
+beside = @$(PYTEST) $(1) -m 'not full' > .beside.log 2>&1 & first=$$!; \
+	  $(PYTEST) $(2) -m 'not full'; second=$$?; \
 	  wait $$first; first=$$?; cat .beside.log; rm -f .beside.log; exit $$((first | second))
 
 help: ## Show this list
@@ -53,10 +56,11 @@ unit: install ## Run the unit tests (no job, no controller)
 	$(PYTEST) tests/unit --doctest-modules src --timeout 60 -m 'not full'
 
 test: install slurm ## Run every test that fits in twenty minutes on two cores
-	$(call beside,tests $(CHECKED:%=--ignore %))
+	$(call beside,$(JOBS),tests $(APART:%=--ignore %))
+	$(call beside,$(MATRIX) tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
 test-slurm: install slurm ## Run the tests on a real Slurm, which they start and stop
-	$(call beside,tests/slurm)
+	$(call beside,tests/slurm --ignore tests/slurm/jobs,tests/slurm/jobs)
 
 test-full: install slurm ## Run all tests
 	$(PYTEST) tests

@@ -28,6 +28,7 @@ def shown(lab: Lab, job: Job, key: str) -> str:
     return next((word.partition("=")[2] for word in text.split() if word.startswith(f"{key}=")), "")
 
 
+@pytest.mark.full
 def test_slurm_shows_the_true_end_of_a_job_that_lost_a_node(
     cluster: Cluster, lab: Lab, undisturbed: Outcome
 ) -> None:
@@ -177,7 +178,9 @@ def test_a_job_near_its_time_limit_saves_a_checkpoint_and_ends(cluster: Cluster,
 def test_a_standby_that_finds_no_node_is_waited_for_in_the_queue(
     cluster: Cluster, lab: Lab
 ) -> None:
-    job = cluster.submit("--exclusive", nodes=5, standby=2)
+    lab.run("sbatch", "-w", "node6", "--exclusive", "--wrap", "exec sleep 600")
+    lab.wait(lambda: [one.state for one in lab.squeue()] == ["RUNNING"], 30, "one node is taken")
+    job = cluster.submit("--exclusive", nodes=5)
 
     status = job.until(
         lambda status: any("PENDING (" in held for held in status.allocations[1:]),
@@ -189,7 +192,7 @@ def test_a_standby_that_finds_no_node_is_waited_for_in_the_queue(
     assert status.allocations[0].startswith(f"Slurm job {job.id} RUNNING on node[1-5]")
     assert re.search(r"standby job \d+ PENDING \((Resources|Priority)\)", shown), shown
     assert re.search(r"Slurm is asked \d+ RPCs per minute", shown), shown
-    lab.wait(lambda: not lab.squeue(), 60, "an empty squeue")
+    lab.wait(lambda: len(lab.squeue()) == 1, 60, "nothing of the job in squeue")
 
 
 def test_users_are_told_in_one_line(cluster: Cluster, lab: Lab) -> None:

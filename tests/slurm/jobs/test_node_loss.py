@@ -49,6 +49,7 @@ def test_the_batch_host_with_rank_0_is_like_any_other_node(
     assert_as_if_undisturbed(outcome, undisturbed, KIND)
 
 
+@pytest.mark.full
 def test_a_node_that_was_cut_off_is_refused_when_it_comes_back(
     cluster: Cluster, undisturbed: Outcome
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_node_that_hangs_is_lost_and_cleaned_when_it_goes_on(
     assert_as_if_undisturbed(job.finish(), undisturbed, KIND)
 
 
+@pytest.mark.full
 def test_a_node_whose_slurmd_is_dead_is_left_without_losing_a_step(
     cluster: Cluster, undisturbed: Outcome, lab: Lab
 ) -> None:
