@@ -92,7 +92,13 @@ class TmoverGroup(NamedGroup):
                 timeout_s=self.timeout_s,
             )
         strict, waits = self.strict, not getattr(opts, "asyncOp", True)
-        work = Work(result, lambda: self._perform(ask, opts, strict=strict, told=waits))
+        mode = torch.is_inference_mode_enabled()  # the group's thread has one of its own
+
+        def job() -> Exception | None:
+            with torch.inference_mode(mode):
+                return self._perform(ask, opts, strict=strict, told=waits)
+
+        work = Work(result, job)
         if waits:
             self._fifo.run(work)
         else:

@@ -43,7 +43,8 @@ class Mesh:
         self._links: dict[int, Link] = {}
         self._burnt = burnt
         self._seq = 0
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):
+            self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rowed = self._scratch
         self._rows: dict[tuple[torch.dtype, int], Rows] = {}
         self.peers = tuple((rank + i) % size for i in range(1, size))
@@ -70,14 +71,17 @@ class Mesh:
     def scratch(self, size: int) -> torch.Tensor:
         """Return at least `size` bytes of memory, the same again until more is asked for."""
         if self._scratch.numel() < size:
-            self._scratch = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8)
+            with torch.inference_mode(mode=False):
+                self._scratch = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8)
         return self._scratch
 
     def rows(self, like: torch.Tensor) -> Rows:
         """Return scratch memory for a row like `like` of every rank, valid until the next call."""
         key = (like.dtype, like.numel())
         rows = self._rows.get(key)
-        if rows is None:
+        if rows is not None:
+            return rows
+        with torch.inference_mode(mode=False):  # or nobody could write to them after an evaluation
             size = like.numel() * like.element_size()
             scratch = self.scratch(size * self.size)
             if len(self._rows) >= _ROWS_KEPT or scratch is not self._rowed:
@@ -87,7 +91,7 @@ class Mesh:
                 scratch[rank * size : (rank + 1) * size].view(like.dtype)
                 for rank in range(self.size)
             ]
-            self._rows[key] = rows
+        self._rows[key] = rows
         return rows
 
     def everybody(

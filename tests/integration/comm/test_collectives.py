@@ -370,3 +370,29 @@ def test_ranks_that_do_different_things_are_told(
 
     assert any(words in text for text in found.values()), found
     assert all("ranks do different things" in text for text in found.values())
+
+
+def test_what_is_reduced_in_inference_mode_goes_well_there_and_leaves_training_alone() -> None:
+    """The group's thread has a mode of its own, and scratch memory outlives an evaluation."""
+
+    def program(rank: int, size: int) -> None:
+        total = sum(range(1, size + 1))
+        for count in (3, 20_003, 400_003):
+            with torch.inference_mode():
+                for waits in (True, False):
+                    metric = torch.full((count,), rank + 1.0)
+                    work = dist.all_reduce(metric, async_op=not waits)
+                    if work is not None:
+                        work.wait()
+                    assert metric[0] == metric[-1] == total
+                rows = [torch.empty(count) for _ in range(size)]
+                work = dist.all_gather(rows, torch.full((count,), float(rank)), async_op=True)
+                assert work is not None
+                work.wait()
+                assert [row[-1].item() for row in rows] == list(range(size))
+            for again in (count, 2 * count % 1000):
+                gradient = torch.full((again,), rank + 1.0)
+                dist.all_reduce(gradient)
+                assert (gradient == total).all()
+
+    in_world(program, 3)
