@@ -35,11 +35,19 @@ Judge = Callable[[Exception], Exception | None]
 class Launched(Work):
     """A collective that a communicator carries out. `judge` says, once, what an error means.
 
+    `limit`: how long to wait if nobody says; a message of gloo's would go by its communicator's.
     `streamed`: who has waited for it has only put it in its place on a stream.
     """
 
     def __init__(
-        self, result: Any, works: Sequence[Any], judge: Judge, *, source: int, streamed: bool
+        self,
+        result: Any,
+        works: Sequence[Any],
+        judge: Judge,
+        *,
+        source: int,
+        streamed: bool,
+        limit: timedelta,
     ) -> None:
         super().__init__(result, pending=bool(works))
         self._works = works
@@ -47,6 +55,7 @@ class Launched(Work):
         self._judging = threading.Lock()
         self._source = source
         self._streamed = streamed
+        self._limit = limit
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return when it is done, or in its place on the stream. Raises what it is judged to be."""
@@ -58,7 +67,7 @@ class Launched(Work):
     def _await(self, timeout: timedelta) -> Exception | None:
         error: Exception | None = None
         for work in self._works:
-            found = _await(work, timeout)
+            found = _await(work, timeout or self._limit)
             error = error or found
         return error
 
@@ -157,9 +166,12 @@ class Launches:
         device: str,
         strict: bool,
         timeout_s: float,
-        source: int = 0,
+        source: int | None = None,
     ) -> Launched:
-        """Start a collective; `answer` stands in for it if the world breaks."""
+        """Start a collective; `answer` stands in for it if the world breaks.
+
+        `source`: of a message, who is said to have sent it.
+        """
         fabric, epoch = self._fabric, self._fabric.epoch
         stock = fabric.generation.stock(device)
         works: list[Any] = []
@@ -180,7 +192,15 @@ class Launches:
             if judged is not None:
                 raise judged from error
         judge = _Judgement(fabric, epoch, stock, answer, strict=strict)
-        launched = Launched(result, works, judge, source=source, streamed=device != "cpu")
+        streamed = device != "cpu"
+        launched = Launched(
+            result,
+            works,
+            judge,
+            source=source or 0,
+            streamed=streamed,
+            limit=timedelta(seconds=0 if source is None or streamed else timeout_s),
+        )
         if works:
             self._keep(launched)
         return launched

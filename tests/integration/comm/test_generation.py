@@ -6,13 +6,14 @@ import functools
 import os
 import pathlib
 import socket
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from integration.comm.harness import Board, Program, leave, make_plan
+from integration.comm.harness import Board, Program, in_fabrics, leave, make_plan
 from integration.comm.stocked import (
     OLD,
     cross,
@@ -25,6 +26,7 @@ from integration.comm.stocked import (
 )
 from support.eventually import eventually
 from tmover.comm.fabric import Fabric, Mode
+from tmover.comm.timeouts import Timeouts
 from tmover.errors import ConfigError, Interrupted
 
 # --- collectives ----------------------------------------------------------------------------------
@@ -270,3 +272,28 @@ def test_a_forked_child_holds_no_connection_of_gloo() -> None:
 def _is_ip(fd: int) -> bool:
     with socket.socket(fileno=os.dup(fd)) as sock:
         return sock.family == socket.AF_INET
+
+
+@pytest.mark.parametrize("sends_first", [False, True])
+def test_a_message_may_take_longer_than_a_communicator_to_build(*, sends_first: bool) -> None:
+    """Gloo's messages go by the time that their communicator was built within, unless told."""
+
+    def program(fabric: Fabric, board: Board, name: str) -> Mode:
+        tensor = torch.full((5_000_000,), 7.0 * fabric.rank)
+        dist.barrier()
+        if (fabric.rank == 1) is not sends_first:
+            time.sleep(1.5)
+        if fabric.rank == 1:
+            dist.send(tensor, 0)
+        else:
+            dist.recv(tensor, 1)
+            assert (tensor == 7.0).all()
+        board.put(f"over/{name}")
+        for other in ("n0", "n1"):
+            board.get(f"over/{other}")
+        return fabric.mode
+
+    timeouts = Timeouts(handshake_s=1.0, collective_s=20.0, barrier_s=20.0)
+    found = in_fabrics(program, 2, kind="generation", timeouts=timeouts)
+
+    assert set(found.values()) == {Mode.LIVE}
