@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from e2e.conftest import Twin
@@ -45,3 +47,42 @@ def test_a_redo_moves_no_uncounted_buffer_twice_and_loses_no_late_change(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.redone() == 1
+
+
+UNWAITED = """
+import os, torch, torch.distributed as dist, tmover
+from torch.nn.parallel import DistributedDataParallel as DDP
+session = tmover.init()
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+session.track(model=model, optimizer=optimizer)
+data = torch.arange(96.0).view(24, 4)
+sampler = torch.utils.data.DistributedSampler(data)
+loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+for step in session.steps(loader, total=6):
+    with step:
+        large = torch.full((30_000_000,), float(session.rank + 1))
+        model(step.batch).sum().backward()
+        work = dist.all_reduce(large, async_op=True)
+        optimizer.step()
+        work.wait()
+        optimizer.zero_grad()
+    if step.committed and not session.sandbox:
+        os.write(1, b"sum %g %g\\n" % (large[0].item(), large[-1].item()))
+"""
+
+
+def test_what_is_under_way_at_a_vote_is_over_before_anybody_can_die_of_it(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    """Its result is kept: it may not be the answer that a broken world gives."""
+    script = tmp_path / "unwaited.py"
+    script.write_text(UNWAITED)
+    inject = "kill:rank=1,step=4,point=after_vote"
+    training = Training(cluster, Kind(nodes=2, steps=6), standby=1, script=script, inject=inject)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 0, training.log()
+    sums = {line for line in training.log().splitlines() if line.startswith("sum ")}
+    assert sums == {"sum 3 3"}

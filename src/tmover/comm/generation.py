@@ -130,7 +130,8 @@ class Generation:
     def _forsake(self, epoch: int, uses: Iterable[Use]) -> None:
         """Drop what some ranks have built and others could not."""
         with self._lock:
-            inners = {use: self._inners[epoch].pop(use) for use in uses}
+            there = self._inners.get(epoch, {})  # a group may be destroyed, or all be given up
+            inners = {use: there.pop(use) for use in uses if use in there}
         self._abort(inners, "another rank has none")
         self._drop(list(inners.values()))
 

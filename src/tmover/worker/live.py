@@ -325,6 +325,7 @@ class LiveEngine:
         if runtime.sync():
             return Verdict.BROKEN, 0
         try:
+            runtime.fabric.quiesce()  # what ends after the vote might end with a peer's death
             runtime.kept.put(step, runtime.hand_record_on(record))
             if self._asked.take():
                 runtime.standing.ask()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
-from tmover.comm.generation import Use, agreed, keeps
+from tmover.comm.generation import Generation, Use, agreed, keeps
 from tmover.comm.stock import NcclStock
+from tmover.comm.timeouts import Timeouts
 from tmover.core.events import Member, Plan
 
 
@@ -95,3 +97,13 @@ def test_nccl_is_built_on_the_device_of_the_script_s_thread(
     thread.start()
     thread.join()
     assert found == [torch.device("cuda", 3)]
+
+
+def test_what_went_while_ranks_agreed_on_it_is_not_dropped_again() -> None:
+    """A group is destroyed, or all of it given up, while another rank says it has none."""
+    wiring: Any = None  # nothing is built here
+    generation = Generation({}, wiring, Timeouts())
+
+    generation._forsake(2, [Use("group", "cpu")])
+
+    assert generation.inners(2) == {}
