@@ -13,7 +13,7 @@ from tmover.comm.frame import SEGMENT, Header, Kind, Op, Stamp
 from tmover.comm.link import Link
 from tmover.comm.shelf import Shelf
 from tmover.comm.tensors import flat, give_back, view
-from tmover.comm.transfer import SHORT, VARIABLE_LIMIT, Burnt, Receive
+from tmover.comm.transfer import SHORT, Burnt, Receive
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import Peer, World
@@ -21,6 +21,8 @@ from tmover.errors import LinkError, ProtocolError
 
 Drive = Callable[["Message", "float | None"], bool]
 ANY = -1
+_LIMIT = 1 << 40
+"""No message is longer: it would fit nobody's memory."""
 
 
 @untraced
@@ -145,7 +147,7 @@ class Incoming(Receive):
             return super()._fits(head)
         return (
             head.kind == Kind.P2P
-            and head.total <= VARIABLE_LIMIT
+            and head.total <= _LIMIT
             and head.length == min(SEGMENT, head.total)
         )
 

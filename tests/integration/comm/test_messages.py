@@ -61,6 +61,24 @@ def test_a_group_may_have_months() -> None:
     in_world(program, 3)
 
 
+def test_a_message_may_be_longer_than_a_record() -> None:
+    """Asked for or not: activations of a pipeline are as long as they are."""
+    size = (1 << 28) + 1
+
+    def program(rank: int, _size: int) -> None:
+        tensor = torch.full((size,), rank, dtype=torch.uint8)
+        if rank == 0:
+            for tag in (1, 2):
+                dist.send(tensor, 1, tag=tag)
+            return
+        for tag in (2, 1):
+            tensor.fill_(9)
+            dist.recv(tensor, 0, tag=tag)
+            assert not tensor.any()
+
+    in_world(program, 2)
+
+
 def test_a_batch_goes_around_the_ring() -> None:
     def program(rank: int, size: int) -> None:
         after, before = (rank + 1) % size, (rank - 1) % size
