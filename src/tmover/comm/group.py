@@ -67,6 +67,7 @@ class TmoverGroup(NamedGroup):
         """Leave the group (`destroy_process_group`)."""
         self._fabric.groups.pop(self._name, None)
         self.close()
+        self._fabric.worlds.forget(self._name)
         self._fabric.generation.leave(self._name)
 
     def abort(self) -> None:

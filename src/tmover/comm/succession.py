@@ -75,6 +75,11 @@ class Succession:
         peers = sorted(self.everybody(), key=lambda peer: -peer.since)
         return {peer.uid: peer.since for peer in peers}
 
+    def forget(self, group: str) -> None:
+        """Forget who was in a group that is destroyed: the next one by its name may have others."""
+        for world in self.all():
+            world.meshes.pop(group, None)
+
     # --- one world after the other ----------------------------------------------------------------
 
     def begin(self, plan: Plan, afresh: Collection[str]) -> World | None:
