@@ -197,7 +197,9 @@ def leave(fabric: Fabric) -> None:
     fabric.close(bye=True)
 
 
-def in_world(program: Callable[[int, int], Any], size: int) -> dict[str, Any]:
+def in_world(
+    program: Callable[[int, int], Any], size: int, *, deadline_s: float = DEADLINE_S
+) -> dict[str, Any]:
     """Run `program(rank, size)` on every rank of a fresh world; return what each returned."""
     names = [f"n{rank}" for rank in range(size)]
 
@@ -212,7 +214,8 @@ def in_world(program: Callable[[int, int], Any], size: int) -> dict[str, Any]:
     programs: dict[str, Program] = {
         name: functools.partial(rank_program, rank=rank) for rank, name in enumerate(names)
     }
-    return {name: outcome.value for name, outcome in run(programs).items()}
+    outcomes = run(programs, deadline_s=deadline_s)
+    return {name: outcome.value for name, outcome in outcomes.items()}
 
 
 def in_fabrics(
