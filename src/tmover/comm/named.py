@@ -21,7 +21,7 @@ class NamedGroup(Unbacked):
     ) -> None:
         super().__init__(ranks.index(rank), len(ranks))  # with a store it refuses subclasses
         self.ranks = tuple(ranks)
-        self.timeout_s = min(fabric.timeouts.collective_s, LONGEST_S)
+        self.timeout_s = fabric.timeouts.collective_s
         self.strict = False
         """Whether an interrupted collective raises even inside an attempt: it carries objects."""
         self._fabric = fabric

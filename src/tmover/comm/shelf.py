@@ -50,11 +50,6 @@ class Shelf(Generic[T]):
         (things,) = self._by_tag.values()
         return things[0]
 
-    def clear(self) -> None:
-        """Take everything away."""
-        self._by_tag.clear()
-        self._count = 0
-
     def __iter__(self) -> Iterator[T]:
         for things in self._by_tag.values():
             yield from things
