@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import zmq
@@ -23,6 +24,8 @@ from tmover.errors import ProtocolError
 logger = logging.getLogger(__name__)
 
 _LINGER_MS = 2000
+_NOTE_S = 0.25
+"""What is noted waits so long at most: half as long as an agent from heartbeat to heartbeat."""
 
 
 class Control:
@@ -45,6 +48,8 @@ class Control:
         self._on_failure = on_failure
         self._on_look = on_look
         self._look_s = look_s
+        self._noted: deque[wire.FromWorker] = deque(maxlen=1)
+        """What is to be said with the next thing that is, or soon."""
         self._outbox: queue.SimpleQueue[wire.FromWorker | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tmover-control", daemon=True)
@@ -58,6 +63,10 @@ class Control:
         """Send, from any thread. Never blocks."""
         self._outbox.put(message)
         self._wake()
+
+    def note(self, message: wire.FromWorker) -> None:
+        """Have it sent soon, from any thread, unless another is noted first: wakes nobody."""
+        self._noted.append(message)
 
     def close(self) -> None:
         """Send what is queued and end the thread."""
@@ -101,6 +110,8 @@ class Control:
                 look_at = time.monotonic() + self._look_s
                 self._look(socket)
             ready = dict(poller.poll(self._patience_ms(look_at)))
+            if self._noted:
+                socket.send_multipart(wire.encode(self._noted.popleft()))
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 if not self._flush(socket):
@@ -108,10 +119,9 @@ class Control:
             if socket in ready:
                 self._receive(socket)
 
-    def _patience_ms(self, look_at: float) -> int | None:
-        if self._look_s is None:
-            return None
-        return math.ceil(max(0.0, look_at - time.monotonic()) * 1000)
+    def _patience_ms(self, look_at: float) -> int:
+        left = math.inf if self._look_s is None else max(0.0, look_at - time.monotonic())
+        return math.ceil(min(left, _NOTE_S) * 1000)
 
     def _look(self, socket: zmq.Socket[bytes]) -> None:
         """Say what there is to say of the other threads."""

@@ -99,10 +99,11 @@ class Runtime:
         """Tell the controller, through the agent."""
         self.control.send(event)
 
-    def pulse(self, step: int, phase: str = "training") -> None:
+    def pulse(self, step: int) -> None:
         """Tell the agent how far this worker is, for its next heartbeat."""
         self.pace.applied()
-        self.control.send(wire.Pulse(local_rank=self.identity.local_rank, step=step, phase=phase))
+        local_rank = self.identity.local_rank
+        self.control.note(wire.Pulse(local_rank=local_rank, step=step, phase="training"))
 
     def look(self) -> wire.Pace | None:
         """Return how this rank gets on, in the control thread; None if there is nothing to say."""
@@ -175,7 +176,8 @@ class Runtime:
     def die(self, why: str) -> NoReturn:
         """End this process at once, where no exception would get through."""
         print(f"tmover: {why}", file=sys.stderr)
-        self.pulse(NO_STEP, f"{wire.ERROR_PHASE}{why}")
+        local_rank, phase = self.identity.local_rank, f"{wire.ERROR_PHASE}{why}"
+        self.control.send(wire.Pulse(local_rank=local_rank, step=NO_STEP, phase=phase))
         sys.stdout.flush()
         sys.stderr.flush()
         self.control.close()

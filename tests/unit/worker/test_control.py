@@ -119,3 +119,25 @@ def test_a_look_that_fails_costs_the_looking_alone(line: tuple[zmq.Socket[bytes]
     finally:
         made.close()
     assert len(looks) <= 1
+
+
+def test_of_what_is_noted_the_last_is_said_and_before_what_is_sent_later(
+    line: tuple[zmq.Socket[bytes], str],
+) -> None:
+    agent, address = line
+    made = control(address, lambda: None)
+    for step in (1, 2):
+        made.note(wire.Pulse(local_rank=0, step=step))
+    made.send(wire.Pulse(local_rank=0, step=3))
+    made.start()
+
+    try:
+        assert [heard(agent) for _ in range(3)] == [
+            HELLO,
+            wire.Pulse(local_rank=0, step=2),
+            wire.Pulse(local_rank=0, step=3),
+        ]
+        made.note(wire.Pulse(local_rank=0, step=4))
+        assert heard(agent) == wire.Pulse(local_rank=0, step=4)
+    finally:
+        made.close()
