@@ -12,7 +12,6 @@ import logging
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -23,6 +22,7 @@ from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
 from tmover.comm.opener import Identity
+from tmover.comm.settling import settle
 from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.watch import Loss
@@ -68,6 +68,7 @@ class Fabric:
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
         self.groups: dict[str, Running] = {}
+        """By their names among processes."""
         self._identity = Identity(job, secret, uid, address)
         self._rehearsed: tuple[int, int] | None = None
         self._preparing = threading.Lock()
@@ -347,11 +348,7 @@ class Fabric:
     def quiesce(self) -> None:
         """Wait until no collective of this process is under way; if revoked, they end at once."""
         self._raise_fault()
-        deadline = time.monotonic() + self.timeouts.collective_s
-        for name, group in list(self.groups.items()):
-            if not group.settle(max(0.0, deadline - time.monotonic())):
-                msg = f"collectives of group {name} did not end in time"
-                raise LinkError(msg)
+        settle(dict(self.groups), self.worlds.present, self.timeouts)
 
     # --- state ------------------------------------------------------------------------------------
 

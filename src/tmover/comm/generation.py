@@ -22,7 +22,7 @@ from tmover.comm.errands import Errands
 from tmover.comm.inner import Inner
 from tmover.comm.rendezvous import Until
 from tmover.comm.stock import Communicator, Stock, stocks
-from tmover.comm.store import Call, GroupStore, call_of
+from tmover.comm.store import Call, GroupStore, call_of, is_of
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.wiring import Wiring
 from tmover.comm.world import Running, World
@@ -69,7 +69,7 @@ class Generation:
         self._used: dict[Use, None] = {}
         self._inners: dict[int, dict[Use, Inner]] = {}
         self._built: Counter[tuple[int, Use]] = Counter()
-        """How often in an epoch: a group may be destroyed and made again by the same name."""
+        """How often in an epoch: what was aborted in it is built again."""
         self._over: list[Inner] = []
         self._worlds: dict[int, World] = {}
         self._groups: Mapping[str, Running] = {}
@@ -185,7 +185,7 @@ class Generation:
                         self._over.append(inner)
             for epoch, use in [key for key in self._built if key[0] < world.epoch]:
                 del self._built[epoch, use]
-        self._wiring.rendezvous.forget(lambda epoch: epoch < world.epoch)
+        self._wiring.rendezvous.forget(lambda epoch, _: epoch < world.epoch)
 
     def give_up(self, epoch: int, reason: str) -> None:
         """Abort and drop what was prepared for `epoch`."""
@@ -194,7 +194,7 @@ class Generation:
             inners = self._inners.pop(epoch, {})
         self._abort(inners, reason)
         self._drop(list(inners.values()))
-        self._wiring.rendezvous.forget(lambda other: other == epoch)
+        self._wiring.rendezvous.forget(lambda other, _: other == epoch)
 
     def release(self) -> None:
         """Drop what no group uses any more."""
@@ -202,20 +202,23 @@ class Generation:
             over, self._over = self._over, []
         self._drop(over)
 
-    def leave(self, group: str) -> None:
-        """Drop what a group uses that is destroyed."""
+    def leave(self, group: str, reason: str) -> None:
+        """Drop what a group uses that is destroyed; abort it if there is a `reason`."""
         with self._lock:
             for use in [use for use in self._used if use.group == group]:
                 del self._used[use]
-            gone = [
-                inners.pop(use)
+            gone = {
+                use: inners.pop(use)
                 for inners in self._inners.values()
                 for use in list(inners)
                 if use.group == group
-            ]
-        for inner in gone:
+            }
+        if reason:
+            self._abort(gone, reason)
+        for inner in gone.values():
             inner.aborted = inner.aborted or "its group was destroyed"
-        self._drop(gone)
+        self._drop(list(gone.values()))
+        self._wiring.rendezvous.forget(lambda _, key: is_of(group, key))
 
     def abort(self, epoch: int, reason: str) -> None:
         """End every collective of a world that is broken."""

@@ -6,7 +6,7 @@ C++ calls some of the methods here, Python the others, both by these names.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ from tmover.comm.tensors import device_of
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
-from tmover.errors import ConfigError, Interrupted, LinkError
+from tmover.errors import CallError, ConfigError, Interrupted, LinkError
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,15 @@ class TmoverGroup(NamedGroup):
     """Runs collectives over the fabric, and answers them where there are no peers."""
 
     def __init__(
-        self, fabric: Fabric, name: str, ranks: Sequence[int], *, rank: int, store: Any
+        self, fabric: Fabric, name: str, ranks: Sequence[int], *, rank: int, **identity: Any
     ) -> None:
-        super().__init__(fabric, name, ranks, rank=rank, store=store)
+        super().__init__(fabric, name, ranks, rank=rank, **identity)
         self._checks = Checks(self)
         self._fifo = Fifo(f"tmover-group-{name}")
-        self._post = Post(fabric, name, self.ranks)
-        self._launches = Launches(fabric, name, self.ranks)
-        fabric.groups[name] = self
+        self._post = Post(fabric, self.wire_name, self.ranks)
+        self._launches = Launches(fabric, self.wire_name, self.ranks)
+        self._destroyed = False
+        fabric.groups[self.wire_name] = self
         fabric.generation.created()
 
     # --- life -------------------------------------------------------------------------------------
@@ -58,28 +59,38 @@ class TmoverGroup(NamedGroup):
         own = self._fifo.settle(timeout_s) and self._post.settle(timeout_s)
         return own and self._launches.settle(timeout_s)
 
+    def stray(self, ended: Collection[int]) -> str:
+        """Return a message under way of which no end is with any but these ranks, "" if none."""
+        return self._post.stray(ended)
+
     def close(self) -> None:
         """End this group's threads."""
         self._post.close()
         self._fifo.close()
+        self._launches.close()
 
     def shutdown(self) -> None:
         """Leave the group (`destroy_process_group`)."""
-        self._fabric.groups.pop(self._name, None)
-        self.close()
-        self._fabric.worlds.forget(self._name)
-        self._fabric.generation.leave(self._name)
+        self._leave("")
 
     def abort(self) -> None:
-        """Leave the group at once; a broken world ends what is under way by itself."""
-        self.shutdown()
+        """Leave the group at once; a broken world ends what is under way on links by itself."""
+        self._leave("the group was aborted")
+
+    def _leave(self, reason: str) -> None:
+        self._destroyed = True
+        fabric, name = self._fabric, self.wire_name
+        fabric.groups.pop(name, None)
+        fabric.generation.leave(name, reason)
+        self.close()
+        fabric.wiring.end_group(name, fabric.worlds.forget(name))
 
     # --- how every collective runs ----------------------------------------------------------------
 
     def _start(self, result: Any, ask: Ask, opts: Any, *, like: Any = None) -> Work:
         """Have a collective carried out by whatever carries them now; `like` tells the device."""
         device = device_of(result or like, opts)
-        stocked = self._fabric.generation.carries(self._name, device)
+        stocked = self._fabric.generation.carries(self.wire_name, device)
         if self._is_answered():
             self._answer(ask)
             return Work(result)
@@ -113,6 +124,9 @@ class TmoverGroup(NamedGroup):
     def _is_answered(self) -> bool:
         """Return whether collectives are answered here; raise if they are refused."""
         fabric = self._fabric
+        if self._destroyed:
+            msg = f"group {self._name} was destroyed"
+            raise CallError(msg)
         if fabric.refusal:
             raise ConfigError(fabric.refusal)
         if fabric.caution:
@@ -134,7 +148,7 @@ class TmoverGroup(NamedGroup):
         try:
             world = fabric.present()
             epoch = world.epoch
-            mesh = fabric.mesh(world, self._name)
+            mesh = fabric.mesh(world, self.wire_name)
             mesh.timeout_s = self._timeout_s(opts)
             with torch.no_grad():
                 ask(OverLinks(mesh))
@@ -299,7 +313,7 @@ class TmoverGroup(NamedGroup):
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
         self._checks.message("send" if outgoing else "recv", tensors, peer, tag)
         device = device_of(tensors, None)
-        stocked = self._fabric.generation.carries(self._name, device)
+        stocked = self._fabric.generation.carries(self.wire_name, device)
         world = self._world()
         if world is None:
             if not outgoing:

@@ -20,6 +20,7 @@ from tmover.comm.world import Peer, World
 from tmover.errors import LinkError, ProtocolError
 
 Drive = Callable[["Message", "float | None"], bool]
+Watched = Callable[["Message"], None]
 ANY = -1
 _LIMIT = 1 << 40
 """No message is longer: it would fit nobody's memory."""
@@ -48,6 +49,8 @@ class Message(Work):
         self.strict = False
         self.drive: Drive | None = None
         """Moves messages until this one is done."""
+        self.watched: Watched | None = None
+        """Publishes it, where what follows from it may wait for other messages."""
         self.other: Peer | None = None
         """The process at the other end, if it is known."""
         self.deadline = time.monotonic() + timeout_s
@@ -73,22 +76,38 @@ class Message(Work):
         return super().wait()
 
     def conclude(self, error: Exception | None = None) -> None:
-        """Let who waits know that it is done."""
+        """Let who waits know that it is done; only the first time counts."""
+        if self.is_completed():
+            return
         self._error = error
-        self.finish()
+        self._wake()
+        if self.is_watched() and self.watched is not None:
+            self.watched(self)
+        else:
+            self.publish()
 
     def arrived(self) -> None:
         """Conclude a receive whose data is in `row`."""
-        if self.row is not self._tensor:
-            with torch.no_grad():
-                give_back(self.row, self._tensor)
-        self.conclude()
+        try:
+            if self.row is not self._tensor:
+                with torch.no_grad():
+                    give_back(self.row, self._tensor)
+        except RuntimeError as error:  # of his tensor: it is told to who waits, not to who drives
+            self.conclude(error)
+        else:
+            self.conclude()
 
     def blank(self) -> None:
         """Conclude without data that anybody will keep."""
         if not self.outgoing:
             sandbox.invent([self._tensor])
         self.conclude()
+
+    def __str__(self) -> str:
+        """Return what it is, for whoever is to find it in his script."""
+        rank = "any rank" if self.peer == ANY else f"rank {self.peer}"
+        way = "to" if self.outgoing else "from"
+        return f"a message {way} {rank} with tag {self.tag}"
 
     def mismatch(self, size: int) -> ProtocolError | None:
         """Return what is wrong with receiving `size` bytes here."""

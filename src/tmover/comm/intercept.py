@@ -79,10 +79,11 @@ class Interception:
             msg = "new_group: a group has at least one rank"
             raise CallTypeError(msg)
         self.memberships[name] = tuple(ranks)
+        identity = {"store": HashStore(), "wire_name": self.fabric.wiring.new_name(name)}
         rank = self.fabric.rank
         if rank not in ranks:
             return None
-        group = TmoverGroup(self.fabric, name, ranks, rank=rank, store=HashStore())
+        group = TmoverGroup(self.fabric, name, ranks, rank=rank, **identity)
         group._set_group_desc(desc or "undefined")
         if timeout is not None:
             group.set_timeout(timeout)
@@ -147,7 +148,8 @@ def _create(options: Any, _backend_options: Any = None) -> TmoverGroup:
     ranks = tuple(range(options.group_size))
     name = str(options.group_id)
     made.memberships[name] = ranks
-    group = DefaultGroup(made.fabric, name, ranks, rank=options.group_rank, store=HashStore())
+    identity = {"store": HashStore(), "wire_name": made.fabric.wiring.new_name(name)}
+    group = DefaultGroup(made.fabric, name, ranks, rank=options.group_rank, **identity)
     group.set_timeout(options.timeout)
     return group
 

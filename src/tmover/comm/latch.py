@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 
 
 class _Waker:
@@ -45,6 +46,12 @@ class Latch(_Waker):
         if self.reason is None:
             self.reason = reason
             self._write()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once it is set, or the time is up."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        poller.poll(timeout_s * 1000)
 
 
 class Bell(_Waker):

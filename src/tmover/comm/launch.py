@@ -220,6 +220,11 @@ class Launches:
             self._under_way = [one for one in self._under_way if one in left]
         return not left
 
+    def close(self) -> None:
+        """Forget what was started: it holds communicators."""
+        with self._lock:
+            self._under_way = []
+
 
 class _Judgement:
     """What an error of a communicator means: a world that is broken, or a call that was wrong."""

@@ -6,6 +6,7 @@ direction: the sender pads it out before the next one, the reader reads it to it
 
 from __future__ import annotations
 
+import select
 import socket
 
 from tmover.comm import nearby
@@ -200,6 +201,13 @@ class Link:
             raise self.broken(why)
         self.is_heard = True
         return count
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether anything has come that was not read yet, or the end."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        return self._lo < self._hi or bool(poller.poll(0))
 
     # --- ending -----------------------------------------------------------------------------------
 

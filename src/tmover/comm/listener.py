@@ -6,6 +6,7 @@ An accepted link is parked until somebody takes it, so nobody waits for a peer t
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -23,6 +24,8 @@ from tmover.errors import Interrupted, LinkError, ProtocolError
 logger = logging.getLogger(__name__)
 
 _GLANCE_S = 0.25
+_REST_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Key(NamedTuple):
@@ -70,7 +73,7 @@ class Listener:
         self._visitors: set[_Visitor] = set()
         self._subscribers: dict[tuple[str, str], Callable[[], None]] = {}
         self._failed = False
-        """Whether a visitor has brought out a fault of ours: the log says so once."""
+        """Whether a visitor could not be heard through no fault of his: the log says so once."""
         self._wake = Latch()
         self._selector = selectors.DefaultSelector()
         for sock in self._doors():
@@ -106,8 +109,14 @@ class Listener:
             return self._claim(key, since)
 
     def subscribe(self, group: str, lane: str, callback: Callable[[], None]) -> None:
-        """Call back whenever such a link arrives."""
-        self._subscribers[group, lane] = callback
+        """Call back whenever such a link arrives, in the listener's thread and lock."""
+        with self._arrived:
+            self._subscribers[group, lane] = callback
+
+    def unsubscribe(self, group: str, lane: str) -> None:
+        """Call nobody back any more."""
+        with self._arrived:
+            self._subscribers.pop((group, lane), None)
 
     def kick(self) -> None:
         """Let everybody who waits look at his latch."""
@@ -150,8 +159,15 @@ class Listener:
         return [self._socket] if self._near is None else [self._socket, self._near]
 
     def _accept(self, door: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        """Let a visitor in. Who cannot be now, for want of descriptors or memory, is in a while."""
+        try:
             sock, _ = door.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._complain("a link has to wait: %s", error)
+                self._wake.wait(_REST_S)
+            return
+        with contextlib.suppress(OSError):
             sock.settimeout(0)
             deadline = time.monotonic() + self._handshake_s
             visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
@@ -162,11 +178,14 @@ class Listener:
         """Hear a visitor. Whatever goes wrong with him ends his visit, and nobody else's."""
         try:
             self._talk(visitor)
-        except Exception as error:  # a thread's edge: without it no link is opened any more
-            level = logging.DEBUG if self._failed else logging.WARNING
-            self._failed = True
-            logger.log(level, "a handshake failed: %r", error, exc_info=error)
+        except Exception as error:  # noqa: BLE001 - a thread's edge: without it no link is opened
+            self._complain("a handshake failed: %r", error)
             self._dismiss(visitor, repr(error))
+
+    def _complain(self, what: str, error: Exception) -> None:
+        level = logging.DEBUG if self._failed else logging.WARNING
+        self._failed = True
+        logger.log(level, what, error, exc_info=error)
 
     def _talk(self, visitor: _Visitor) -> None:
         """Go on with one handshake. Its messages are short: they fit any socket's buffer."""
@@ -207,11 +226,11 @@ class Listener:
             old = self._parked.pop(key, None)
             self._parked[key] = _Parked(hello.epoch, visitor.sock)
             self._arrived.notify_all()
+            callback = self._subscribers.get((hello.group, hello.lane))
+            if callback is not None:
+                callback()
         if old is not None:
             old.sock.close()
-        callback = self._subscribers.get((hello.group, hello.lane))
-        if callback is not None:
-            callback()
 
     # --- ending -----------------------------------------------------------------------------------
 

@@ -17,7 +17,14 @@ class NamedGroup(Unbacked):
     """A group of ranks; `ranks` are those of the world, in the group's order."""
 
     def __init__(
-        self, fabric: Fabric, name: str, ranks: Sequence[int], *, rank: int, store: Any
+        self,
+        fabric: Fabric,
+        name: str,
+        ranks: Sequence[int],
+        *,
+        rank: int,
+        store: Any,
+        wire_name: str = "",
     ) -> None:
         super().__init__(ranks.index(rank), len(ranks))  # with a store it refuses subclasses
         self.ranks = tuple(ranks)
@@ -28,6 +35,8 @@ class NamedGroup(Unbacked):
         self._group_rank = self.ranks.index(rank)
         self._store = store
         self._name = name
+        self.wire_name = wire_name or name
+        """Its own for ever: torch gives a name again once the group is destroyed."""
         self._desc = "undefined"
 
     # --- identity ---------------------------------------------------------------------------------

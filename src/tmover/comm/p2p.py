@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 
@@ -20,7 +21,7 @@ from tmover.comm.fabric import Fabric
 from tmover.comm.inbox import ANY, Message
 from tmover.comm.latch import Bell
 from tmover.comm.routes import Routes
-from tmover.errors import Interrupted, LinkError, ProtocolError
+from tmover.errors import Interrupted, LinkError
 
 _GRACE_S = 0.002
 """The thread leaves messages for so long to those who may be about to wait for them."""
@@ -49,15 +50,19 @@ class Post:
         self._waiters = 0
         """How many want to drive."""
         self._turns = 0
+        self._active = 0.0
+        """When a message was last under way."""
         self._idle = True
         """Whether the thread sleeps until it is told."""
+        self._watched: deque[Message] = deque()
+        """What is done, and what somebody wants to go on from: he may wait for other messages."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._routes: Routes | None = None
 
     def post(self, message: Message) -> Message:
         """Send or receive a message: as far as it goes now, the rest when somebody drives."""
-        message.drive = self.drive
+        message.drive, message.watched = self.drive, self._watched.append
         if message.peer != ANY:
             message.other = message.world.peers.get(self._ranks[message.peer])
         with self._lock:
@@ -87,7 +92,7 @@ class Post:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if self._enter_turn(message, min(left, threading.TIMEOUT_MAX)):
+            if self._enter_turn(message.is_completed, min(left, threading.TIMEOUT_MAX)):
                 try:
                     while not message.is_completed() and time.monotonic() < deadline:
                         self._turn(late=self._wait(deadline, glances=_GLANCES))
@@ -100,27 +105,42 @@ class Post:
         with self._lock:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
+    def stray(self, ended: Collection[int]) -> str:
+        """Return a message under way of which no end is with any but these ranks, "" if none."""
+        if not self._enter_turn(lambda: False, _GRACE_S):
+            return ""
+        try:
+            for message in self._routes.under_way() if self._routes is not None else ():
+                ends = self._ranks if message.peer == ANY else (self._ranks[message.peer],)
+                if all(rank in ended for rank in ends):
+                    return str(message)
+        finally:
+            self._leave()
+        return ""
+
     def close(self) -> None:
-        """Give up what is under way, and end the thread."""
+        """Give up what is under way, and end the thread: it is the last who drives."""
+        self._fabric.wiring.off_message_link(self._name)
         with self._lock:
             self._closed = True
             self._needed.notify()
         self._bell.ring()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._bell.close()
+        if self._thread is not threading.current_thread():  # or a callback closes the group
+            if self._thread is not None:
+                self._thread.join()
+            self._bell.close()
 
     # --- who drives -------------------------------------------------------------------------------
 
-    def _enter_turn(self, message: Message, timeout_s: float) -> bool:
-        """Become who drives, unless the message is done first or the time is up."""
+    def _enter_turn(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Become who drives, unless this is done first or the time is up."""
         with self._lock:
             self._waiters += 1
             if self._driven:
                 self._bell.ring()
-            self._changed.wait_for(lambda: message.is_completed() or not self._driven, timeout_s)
+            self._changed.wait_for(lambda: done() or not self._driven, timeout_s)
             self._waiters -= 1
-            if self._driven or message.is_completed():
+            if self._driven or done():
                 return False
             self._driven = True
             return True
@@ -134,29 +154,46 @@ class Post:
                 self._needed.notify()
 
     def _serve(self) -> None:
-        """Drive when nobody else has for a while: whoever waits for a message does it himself."""
-        active = 0.0
+        """Drive when nobody else has for a while, and publish what others go on from."""
         while True:
-            with self._lock:
-                if self._open:
-                    active = time.monotonic()
-                elif time.monotonic() - active > _ACTIVE_S:
-                    self._idle = True
-                    self._needed.wait_for(lambda: self._closed or self._open)
-                    self._idle = False
-                turns = self._turns
-                self._needed.wait_for(lambda: self._closed, _GRACE_S)
-                if self._driven or not (self._closed or (self._open and self._turns == turns)):
-                    continue
-                self._driven = True
+            while self._watched:
+                self._watched.popleft().publish()
+            if not self._stand_by():
+                continue
             try:
                 late = False
-                while self._turn(late=late) and not self._waiters and self._open:
+                while self._turn(late=late) and self._open and not self._is_wanted():
                     late = self._wait(math.inf)
             finally:
                 self._leave()
             if self._closed:
                 return
+
+    def _is_wanted(self) -> bool:
+        """Return whether the thread is not to go on driving."""
+        return bool(self._waiters or self._watched)
+
+    def _stand_by(self) -> bool:
+        """Wait until the thread may be wanted; return whether it drives now."""
+        with self._lock:
+            if self._open:
+                self._active = time.monotonic()
+            elif time.monotonic() - self._active > _ACTIVE_S:
+                self._sleep_until(lambda: self._open > 0)
+            turns = self._turns
+            self._needed.wait_for(lambda: self._closed or bool(self._watched), _GRACE_S)
+            if self._driven and self._turns == turns:  # who drives waits: he tells when he leaves
+                self._sleep_until(lambda: not self._driven)
+            elif not self._driven and not self._watched:
+                self._driven = self._closed or (self._open > 0 and self._turns == turns)
+                return self._driven
+            return False
+
+    def _sleep_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for this, for something to publish, or the end. The lock is held."""
+        self._idle = True
+        self._needed.wait_for(lambda: self._closed or bool(self._watched) or ready())
+        self._idle = False
 
     # --- a turn -----------------------------------------------------------------------------------
 
@@ -176,22 +213,22 @@ class Post:
                 if late:
                     self._routes.look_for_late(time.monotonic())
                 self._routes.advance()
-        except LinkError as error:
-            self._fabric.observe(self._epoch(), error.peers, str(error))
-            self._give_up(str(error))
-        except Interrupted as error:
-            self._fabric.revoke(self._epoch(), str(error))
-            self._give_up(str(error))
-        except ProtocolError as error:
-            self._fabric.fault = error
-            self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - who drives may be another: `exchange` raises it
-            self._fabric.fault = error
-            self._give_up(repr(error))
+            self._tell(error)
+            self._give_up(str(error) or repr(error), also=posted)
         if closed:
-            self._give_up("the group is closed")
+            self._give_up("the group is closed", also=posted)
         self._count()
         return not closed
+
+    def _tell(self, error: Exception) -> None:
+        """Let the world know what has gone wrong with a message."""
+        if isinstance(error, LinkError):
+            self._fabric.observe(self._epoch(), error.peers, str(error))
+        elif isinstance(error, Interrupted):
+            self._fabric.revoke(self._epoch(), str(error))
+        else:
+            self._fabric.fault = error
 
     def _epoch(self) -> int:
         return self._routes.world.epoch if self._routes is not None else 0
@@ -203,6 +240,8 @@ class Post:
             self._open = under_way + len(self._posted)
             if self._waiters or not self._open:
                 self._changed.notify_all()
+            if self._watched:
+                self._needed.notify()
 
     def _take_on(self, message: Message) -> None:
         """Begin with a message. What is under way in a lower epoch is over."""
@@ -214,16 +253,20 @@ class Post:
             self._routes = Routes(self._fabric.wiring, self._name, self._ranks, message.world)
         self._routes.take_on(message)
 
-    def _give_up(self, reason: str) -> None:
-        """Drop everything under way."""
+    def _give_up(self, reason: str, *, also: Iterable[Message] = ()) -> None:
+        """Drop everything under way, and what had not begun."""
         routes, self._routes = self._routes, None
         if routes is not None:
             routes.abandon()
             for message in routes.under_way():
                 self._drop(message, reason)
+        for message in also:
+            self._drop(message, reason)
 
     def _drop(self, message: Message, reason: str) -> None:
         """Conclude a message without a result, or with an error if anybody minds."""
+        if message.is_completed():
+            return
         if message.strict or not self._fabric.attempt_open:
             message.conclude(Interrupted(reason))
         else:

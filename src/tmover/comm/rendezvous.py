@@ -180,10 +180,10 @@ class Rendezvous:
         with self._changed:
             return [key for told_in, key in self._told if told_in == epoch]
 
-    def forget(self, over: Callable[[int], bool]) -> None:
-        """Forget what was told in epochs that are over."""
+    def forget(self, over: Callable[[int, str], bool]) -> None:
+        """Forget what was told under epochs and keys that are over."""
         with self._changed:
-            self._told = {key: value for key, value in self._told.items() if not over(key[0])}
+            self._told = {key: value for key, value in self._told.items() if not over(*key)}
 
     def wake(self) -> None:
         """Let everybody who waits look at his latch."""

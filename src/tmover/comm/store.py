@@ -40,6 +40,15 @@ def call_of(key: str) -> Call | None:
     return Call(parts[0], parts[1], int(parts[2]))
 
 
+def is_of(group: str, key: str) -> bool:
+    """Return whether a key belongs to a store of this group.
+
+    >>> is_of("dp", "dp/cpu/1/store/rank_3"), is_of("d", "dp/cpu/1/store/rank_3")
+    (True, False)
+    """
+    return key.startswith(f"{group}/")
+
+
 @untraced
 class GroupStore(_Base):  # type: ignore[misc] # torch's stubs do not let it be subclassed
     """The store in which the members of one group build one communicator.

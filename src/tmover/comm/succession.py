@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from tmover.comm.link import Link
 from tmover.comm.watch import Loss
 from tmover.comm.world import Peer, World
 from tmover.core.events import Plan
@@ -75,10 +76,11 @@ class Succession:
         peers = sorted(self.everybody(), key=lambda peer: -peer.since)
         return {peer.uid: peer.since for peer in peers}
 
-    def forget(self, group: str) -> None:
-        """Forget who was in a group that is destroyed: the next one by its name may have others."""
+    def forget(self, group: str) -> list[Link]:
+        """Forget a group that is destroyed; return the links it had."""
         for world in self.all():
             world.meshes.pop(group, None)
+        return [link for peer in self.everybody() for link in peer.forget(group)]
 
     # --- one world after the other ----------------------------------------------------------------
 

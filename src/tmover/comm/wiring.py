@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tmover.comm.dial import dial
@@ -44,6 +45,7 @@ class Wiring:
         )
         self._opener = Opener(identity, self._listener, timeouts, nearby=nearby)
         self._handoffs = Handoffs()
+        self._made: Counter[str] = Counter()
         self.rendezvous = Rendezvous()
         self._watch = Watch(on_word=on_word, on_lost=on_lost, on_failure=on_failure)
 
@@ -112,6 +114,10 @@ class Wiring:
         """Call back when somebody has opened a link for this group's messages."""
         self._listener.subscribe(group, message_lanes(group)[0].use, callback)
 
+    def off_message_link(self, group: str) -> None:
+        """Call nobody back for this group any more."""
+        self._listener.unsubscribe(group, message_lanes(group)[0].use)
+
     # --- state ------------------------------------------------------------------------------------
 
     def connect_state(
@@ -168,6 +174,20 @@ class Wiring:
     def discard(self, unwanted: Callable[[str, int], bool]) -> None:
         """Close arrived links that nobody took, if `unwanted(uid, epoch)` says so."""
         self._listener.discard(lambda key, epoch: unwanted(key.peer, epoch))
+
+    def new_name(self, group: str) -> str:
+        """Return what a group is called among processes, where a name is used only once.
+
+        For every group that the script makes, also of other ranks: then all count the same.
+        """
+        self._made[group] += 1
+        return group if self._made[group] == 1 else f"{group}#{self._made[group]}"
+
+    def end_group(self, group: str, links: Iterable[Link]) -> None:
+        """Close the links of a group that is destroyed, and those that nobody took."""
+        for link in links:
+            link.close()
+        self._listener.discard(lambda key, _epoch: key.group == group)
 
     def close(self) -> None:
         """End the threads and close every socket."""

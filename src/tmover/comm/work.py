@@ -59,9 +59,17 @@ class Work(dist.Work):
 
     def finish(self) -> None:
         """Let everybody know."""
+        self._wake()
+        self.publish()
+
+    def _wake(self) -> None:
+        """Let who waits go on."""
         self._end()
         if self._over is not None:
             self._over.set()
+
+    def publish(self) -> None:
+        """Give the future its result; what was to follow happens now, in this thread."""
         if self._asked is not None:
             self._asked.set_result(self._result)
 

@@ -57,6 +57,9 @@ class Running(Protocol):
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; return whether that is so."""
 
+    def stray(self, ended: Collection[int]) -> str:
+        """Return a message under way of which no end is with any but these ranks, "" if none."""
+
     def close(self) -> None:
         """End its threads."""
 
@@ -108,6 +111,12 @@ class Peer:
         if link is not None and link.is_stillborn:
             del self.lanes[lane]
             link.close()
+
+    def forget(self, group: str) -> list[Link]:
+        """Forget the links of a group, and return them."""
+        everything = (self.lanes, self.ahead)
+        gone = [(some, lane) for some in everything for lane in list(some) if lane.group == group]
+        return [some.pop(lane) for some, lane in gone]
 
     def close(self) -> None:
         """Close all links."""

@@ -97,7 +97,7 @@ def exchange_messages(rank: int) -> None:
 def inner_of(fabric: Fabric, group: Any = None) -> Inner:
     """Return what a group uses now."""
     own: Any = group or dist.group.WORLD
-    return fabric.generation.inners(fabric.epoch)[Use(own.group_name, "cpu")]
+    return fabric.generation.inners(fabric.epoch)[Use(own.wire_name, "cpu")]
 
 
 def enter(fabric: Fabric, epoch: int) -> None:

@@ -33,7 +33,7 @@ def total() -> float:
 
 def inner_of(fabric: Fabric) -> Inner:
     world: Any = dist.group.WORLD
-    inner = fabric.generation.inners(fabric.epoch)[Use(world.group_name, "cuda")]
+    inner = fabric.generation.inners(fabric.epoch)[Use(world.wire_name, "cuda")]
     assert isinstance(inner.communicator, Nccl)
     return inner
 

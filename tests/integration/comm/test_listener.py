@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import select
 import socket
 import struct
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from support.eventually import eventually
 from tmover.comm.dial import dial
 from tmover.comm.handshake import MAGIC, Dialer, Hello
 from tmover.comm.latch import Latch
@@ -225,3 +227,23 @@ def test_dialing_somebody_who_never_answers_ends(latch: Latch) -> None:
                 latch=latch,
                 deadline=time.monotonic() + 0.02,
             )
+
+
+def test_who_cannot_be_let_in_for_want_of_descriptors_is_let_in_later(
+    listener: Listener, latch: Latch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it tried without end: the door stays open, and says so again at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    host, _, port = listener.endpoint.rpartition(":")
+    with socket.socket() as sock, caplog.at_level(logging.WARNING):
+        sock.settimeout(10)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, hard))
+        try:
+            sock.connect((host, int(port)))
+            eventually(lambda: "a link has to wait" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        sock.sendall(Dialer(HELLO, SECRET).start())
+        assert sock.recv(1)
+
+    assert caplog.text.count("a link has to wait") == 1

@@ -11,9 +11,11 @@ from torch import distributed as dist
 
 from integration.comm.harness import Board, in_fabrics, in_world
 from tmover.comm.fabric import Fabric, Mode
-from tmover.errors import Interrupted, ProtocolError
+from tmover.comm.timeouts import Timeouts
+from tmover.errors import CallError, Interrupted, ProtocolError
 
 LARGE = 3_000_000
+IMPATIENT = Timeouts(unacked_s=0.2, collective_s=20.0)
 
 
 def test_ranks_that_both_send_first_do_not_wait_for_each_other() -> None:
@@ -171,3 +173,84 @@ def test_a_world_revoked_after_a_look_at_it_answers_messages_of_an_attempt_only(
             dist.recv(tensor, 1 - fabric.rank)
 
     in_fabrics(member, 2)
+
+
+def test_what_follows_from_a_message_may_wait_for_the_next_one() -> None:
+    """Nobody waits for either: the thread that moves messages must not be the one that waits."""
+
+    def program(rank: int, _size: int) -> list[float]:
+        if rank == 0:
+            for tag in (1, 2, 3):
+                dist.send(torch.tensor([float(tag)]), 1, tag=tag)
+            return []
+        first, second, third = (torch.zeros(1) for _ in range(3))
+
+        def go_on(_: Any) -> torch.Tensor:
+            dist.recv(second, 0, tag=2)
+            return second
+
+        received = dist.irecv(first, 0, tag=1)
+        assert received is not None
+        followed = received.get_future().then(go_on)
+        dist.recv(third, 0, tag=3)
+        received.wait()
+        followed.wait()
+        return [first.item(), second.item(), third.item()]
+
+    assert in_world(program, 2)["n1"] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("source", [0, None], ids=["named", "any"])
+def test_a_message_that_is_not_sent_in_its_step_is_refused_at_its_end(source: int | None) -> None:
+    def member(fabric: Fabric, board: Board, name: str) -> str:
+        if fabric.rank == 0:
+            with pytest.raises(Interrupted):  # the other one does not vote
+                fabric.exchange(b"good")
+            return ""
+        tensor = torch.zeros(3)
+        _ = dist.irecv(tensor, source, tag=9)
+        with pytest.raises(CallError) as caught:
+            fabric.quiesce()
+        fabric.revoke(1, "a test ends")
+        return str(caught.value)
+
+    said = in_fabrics(member, 2, timeouts=IMPATIENT)["n1"]
+
+    assert said.startswith(
+        f"a message from {'any rank' if source is None else 'rank 0'} with tag 9"
+    )
+    assert "within one step" in said
+
+
+def test_a_message_that_is_not_received_in_its_step_is_refused_at_its_end() -> None:
+    """If it is so long that it cannot wait where it is."""
+
+    def member(fabric: Fabric, board: Board, name: str) -> None:
+        if fabric.rank == 0:
+            with pytest.raises(Interrupted):
+                fabric.exchange(b"good")
+            return
+        _ = dist.isend(torch.zeros(10 * LARGE), 0, tag=9)
+        with pytest.raises(CallError, match="a message to rank 0 with tag 9"):
+            fabric.quiesce()
+        fabric.revoke(1, "a test ends")
+
+    in_fabrics(member, 2, timeouts=IMPATIENT)
+
+
+def test_a_message_may_come_while_the_step_ends() -> None:
+    """Whoever waits at the end of a step has not voted, so the other one cannot have gone on."""
+
+    def member(fabric: Fabric, board: Board, name: str) -> list[float]:
+        tensor = torch.full((3,), float(fabric.rank))
+        if fabric.rank == 1:
+            _ = dist.irecv(tensor, 0)
+            board.put("posted")
+        else:
+            board.get("posted")
+            dist.send(tensor, 1)
+        fabric.quiesce()
+        fabric.exchange(b"good")
+        return tensor.tolist()
+
+    assert in_fabrics(member, 2, timeouts=IMPATIENT)["n1"] == [0.0] * 3

@@ -67,7 +67,7 @@ def test_what_is_forgotten_is_not_known_any_more(ends: tuple[End, End]) -> None:
     for epoch in (1, 2):
         a.rendezvous.tell([], epoch, "key", b"", until=soon())
 
-    a.rendezvous.forget(lambda epoch: epoch < 2)
+    a.rendezvous.forget(lambda epoch, _: epoch < 2)
 
     assert [a.rendezvous.knows(epoch, ["key"]) for epoch in (1, 2)] == [False, True]
 
