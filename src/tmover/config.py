@@ -117,6 +117,8 @@ class WorkerConfig(_Table, frozen=True):
 
     fence_after_s: float = 600.0
     """A rank with a broken link and no controller waits so long, frozen, and then ends itself."""
+    copy_every: int = 1
+    """Where ranks have no replicas: copy what each holds to another node after so many steps."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
 

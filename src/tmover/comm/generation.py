@@ -84,6 +84,11 @@ class Generation:
         self._used[Use(group, device)] = None
         return True
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Take what groups have used, in rehearsal, for what others will; names by those before."""
+        used = [Use(names.get(use.group, use.group), use.device) for use in self._used]
+        self._used = dict.fromkeys(used)
+
     def stock(self, device: str) -> Stock:
         """Return what communicators for a type of device come from."""
         return self._stocks[device]

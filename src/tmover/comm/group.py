@@ -52,6 +52,13 @@ class TmoverGroup(NamedGroup):
         fabric.groups[self.wire_name] = self
         fabric.generation.created()
 
+    def rebind(self, rank: int, ranks: Sequence[int], wire_name: str) -> None:
+        """Hold another rank of the world. Only before the first world: nothing was sent yet."""
+        super().rebind(rank, ranks, wire_name)
+        self._post.close()
+        self._post = Post(self._fabric, wire_name, self.ranks)
+        self._launches = Launches(self._fabric, wire_name, self.ranks)
+
     # --- life -------------------------------------------------------------------------------------
 
     def settle(self, timeout_s: float) -> bool:

@@ -8,6 +8,7 @@ rendezvous is used: each process has a store of its own.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,8 +19,18 @@ from torch.distributed import distributed_c10d as c10d
 
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.group import TmoverGroup
-from tmover.comm.seam import Detours, let_find, pass_for, register, warn_if_untested
-from tmover.errors import CallTypeError, ConfigError, Interrupted, StateError
+from tmover.comm.rebinding import Membership, counterparts
+from tmover.comm.seam import (
+    Detours,
+    let_derive,
+    let_find,
+    let_hold,
+    pass_for,
+    register,
+    stages_built,
+    warn_if_untested,
+)
+from tmover.errors import CallTypeError, ConfigError, Interrupted
 
 _installed: Interception | None = None
 
@@ -45,8 +56,8 @@ class Interception:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.memberships: dict[str, tuple[int, ...]] = {}
-        """The ranks of every group the script has made, also of those this process is not in."""
+        self.made: list[Membership] = []
+        """Every group the script has made, also those this process is not in."""
         objects = {
             name: functools.partial(_carry_objects, name, answer)
             for name, answer in _OBJECTS.items()
@@ -78,8 +89,7 @@ class Interception:
         if not ranks:
             msg = "new_group: a group has at least one rank"
             raise CallTypeError(msg)
-        self.memberships[name] = tuple(ranks)
-        identity = {"store": HashStore(), "wire_name": self.fabric.wiring.new_name(name)}
+        identity = self.note(name, ranks)
         rank = self.fabric.rank
         if rank not in ranks:
             return None
@@ -89,6 +99,12 @@ class Interception:
             group.set_timeout(timeout)
         let_find(group)
         return group
+
+    def note(self, name: str, ranks: Sequence[int]) -> dict[str, Any]:
+        """Take note of a new group; return its store, and its name among processes."""
+        wire_name = self.fabric.wiring.new_name(name)
+        self.made.append(Membership(name, tuple(ranks), wire_name))
+        return {"store": HashStore(), "wire_name": wire_name}
 
 
 def install(fabric: Fabric) -> None:
@@ -114,22 +130,35 @@ def uninstall() -> None:
 
 
 def rebind(rank: int) -> None:
-    """Let the default group, and every group it is possible for, hold another rank.
+    """Let every group of this process, and all that torch derives from them, hold another rank.
 
-    Raises `StateError` if a group of the script has one of the two ranks but not the other: whoever
-    held the new rank from the start would have other groups.
+    Raises `StateError` if that rank has other groups: then the script was to be run as that rank.
     """
     installed = _get()
-    groups = installed.fabric.groups
+    fabric = installed.fabric
+    places = {a.wire_name: b for a, b in counterparts(installed.made, fabric.rank, rank)}
+    groups = [group for group in fabric.groups.values() if isinstance(group, TmoverGroup)]
+    fabric.groups.clear()
+    for group in groups:
+        place = places[group.wire_name]
+        group.rebind(rank, place.ranks, place.wire_name)
+        let_hold(group, place.ranks)
+        fabric.groups[group.wire_name] = group
+    fabric.generation.rename({name: place.wire_name for name, place in places.items()})
+    fabric.rehearse(rank, fabric.world_size)
+    let_derive(rank)
+
+
+def shape() -> str:
+    """Return a digest of what must be the same for this process to become another rank.
+
+    Its groups, in the order they were made, by size; and which stages of a pipeline it has built,
+    which know their neighbours.
+    """
+    installed = _get()
     own = installed.fabric.rank
-    for name, ranks in installed.memberships.items():
-        if (own in ranks) != (rank in ranks):
-            msg = f"rank {own} cannot become rank {rank}: group {name} of ranks {list(ranks)}"
-            raise StateError(msg)
-    for group in groups.values():
-        if isinstance(group, TmoverGroup):
-            group.rebind(rank)
-    installed.fabric.rehearse(rank, installed.fabric.world_size)
+    sizes = [len(group.ranks) for group in installed.made if own in group.ranks]
+    return hashlib.sha256(repr((sizes, stages_built())).encode()).hexdigest()
 
 
 def _get() -> Interception:
@@ -147,8 +176,7 @@ def _create(options: Any, _backend_options: Any = None) -> TmoverGroup:
     made = _get()
     ranks = tuple(range(options.group_size))
     name = str(options.group_id)
-    made.memberships[name] = ranks
-    identity = {"store": HashStore(), "wire_name": made.fabric.wiring.new_name(name)}
+    identity = made.note(name, ranks)
     group = DefaultGroup(made.fabric, name, ranks, rank=options.group_rank, **identity)
     group.set_timeout(options.timeout)
     return group
@@ -177,7 +205,7 @@ def _init_process_group(
             f"{fabric.rank} of {fabric.world_size}"
         )
         raise ConfigError(msg)
-    made.memberships.clear()
+    made.made.clear()
     made.original("init_process_group")(
         "tmover",
         store=HashStore(),

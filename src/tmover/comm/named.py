@@ -41,8 +41,9 @@ class NamedGroup(Unbacked):
 
     # --- identity ---------------------------------------------------------------------------------
 
-    def rebind(self, rank: int) -> None:
-        """Hold another rank of the world."""
+    def rebind(self, rank: int, ranks: Sequence[int], wire_name: str) -> None:
+        """Hold another rank of the world, in the group that takes the place of this one there."""
+        self.ranks, self.wire_name = tuple(ranks), wire_name
         self._group_rank = self.ranks.index(rank)
 
     def rank(self) -> int:

@@ -7,10 +7,11 @@ What differs between versions is taken up here: no other module asks which torch
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +85,45 @@ def pass_for(group: Any, backend: str | None) -> None:
 def let_find(group: Any) -> None:
     """Let torch find a group by its ranks: it forgets that for what `new_group` returns."""
     c10d._world.tags_to_pg.setdefault("", []).append(group)
+
+
+def loaded(module: str, name: str) -> Any:
+    """Return a class of torch's if the script has loaded its module, else a tuple of none.
+
+    Where nothing can be an instance of it, there is no need to spend a second on importing it.
+    """
+    return getattr(sys.modules.get(module), name, ())
+
+
+def let_hold(group: Any, ranks: Sequence[int]) -> None:
+    """Let torch know that a group has other ranks now."""
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+
+
+def let_derive(rank: int) -> None:
+    """Let everything alive that has derived its place from a rank do so again.
+
+    Meshes keep their coordinate, and FSDP2 keeps its place in the groups of its mesh. Whoever has
+    hidden one from the garbage collector (`gc.freeze`) is found out when it is to receive state.
+    """
+    mesh = loaded("torch.distributed.device_mesh", "DeviceMesh")
+    info = loaded("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
+    for each in gc.get_objects() if mesh else ():
+        if isinstance(each, mesh):
+            each._rank = rank
+            each._coordinate_on_dim = each._compute_coordinate_on_dim()
+        elif isinstance(each, info):
+            for way in ("shard", "replicate"):
+                group = getattr(each, f"{way}_process_group", None)
+                if group is not None:
+                    setattr(each, f"{way}_mesh_rank", group.rank())
+
+
+def stages_built() -> list[int]:
+    """Return the numbers of the pipeline stages alive in this process."""
+    stage = loaded("torch.distributed.pipelining.stage", "_PipelineStageBase")
+    found = gc.get_objects() if stage else ()
+    return sorted(each.stage_index for each in found if isinstance(each, stage))
 
 
 class Detours:

@@ -18,7 +18,8 @@ from tmover.comm.opener import Identity, Opener, hello_to
 from tmover.comm.rendezvous import Rendezvous
 from tmover.comm.timeouts import Timeouts
 from tmover.comm.watch import Loss, Watch
-from tmover.comm.world import RENDEZVOUS, STATE, Peer, Wanted, World, message_lanes
+from tmover.comm.world import RENDEZVOUS, STATE, Lane, Peer, Wanted, World, message_lanes
+from tmover.errors import Interrupted
 
 
 class Wiring:
@@ -121,12 +122,12 @@ class Wiring:
     # --- state ------------------------------------------------------------------------------------
 
     def connect_state(
-        self, uid: str, endpoint: str, *, epoch: int, timeout_s: float
+        self, uid: str, endpoint: str, *, epoch: int, timeout_s: float, lane: Lane = STATE
     ) -> socket.socket:
         """Return a blocking socket to `uid`, over which to hand over state for `epoch`."""
         sock = dial(
             endpoint,
-            hello_to(uid, STATE, epoch, self._identity),
+            hello_to(uid, lane, epoch, self._identity),
             secret=self._identity.secret,
             source=self._identity.address,
             latch=self._handoffs.latch(epoch),
@@ -134,15 +135,25 @@ class Wiring:
         )
         return self._hand_out(sock, epoch)
 
-    def accept_state(self, uid: str, *, epoch: int, timeout_s: float) -> socket.socket:
+    def accept_state(
+        self, uid: str, *, epoch: int, timeout_s: float, lane: Lane = STATE
+    ) -> socket.socket:
         """Return the other end of `connect_state`. Raises `TimeoutError`, a `LinkError` too."""
         sock = self._listener.take(
-            Key(STATE.group, STATE.use, uid),
+            Key(lane.group, lane.use, uid),
             since=epoch,
             latch=self._handoffs.latch(epoch),
             deadline=time.monotonic() + timeout_s,
         )
         return self._hand_out(sock, epoch)
+
+    def is_handoff_over(self, epoch: int) -> bool:
+        """Return whether nothing is handed over for `epoch` any more."""
+        try:
+            self._handoffs.latch(epoch)
+        except Interrupted:
+            return True
+        return False
 
     def end_handoffs(self, epoch: int, reason: str) -> None:
         """Wake whoever connects, waits, sends or receives to hand over state for `epoch`."""

@@ -27,6 +27,7 @@ CONTROL = Lane("", "control")
 VOTE = Lane("", "vote")
 """Votes and commit barriers, of the whole world."""
 STATE = Lane("", "state")
+COPIES = Lane("", "copies")
 RENDEZVOUS = Lane("", "rendezvous")
 """Where the ends of a new communicator find each other."""
 DATA = "data"

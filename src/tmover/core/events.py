@@ -112,6 +112,15 @@ class Looping(Event, frozen=True, kw_only=True):
     schema: dict[str, str]
 
 
+class Sharing(Event, frozen=True, kw_only=True):
+    """The first vote has shown which ranks hold the same: who keeps whose records from now on."""
+
+    worker: str
+    launch: int
+    keepers: tuple[int, ...]
+    """By rank; empty if a rank has no replica on another node."""
+
+
 class Warm(Event, frozen=True, kw_only=True):
     """A standby's worker has rehearsed and waits to be promoted."""
 
@@ -184,6 +193,10 @@ class Reported(Event, frozen=True, kw_only=True):
     """The last step it applied; None if it holds no usable state (a joiner before `Verified`)."""
     doubt: int | None
     """The step it voted good on without learning the outcome."""
+    own: tuple[int, ...] = ()
+    """The steps after which what it holds was copied, and is still there."""
+    kept: dict[int, tuple[int, ...]] = {}
+    """Those of which it keeps copies for other ranks, by rank."""
 
 
 class Finished(Event, frozen=True, kw_only=True):
@@ -291,11 +304,11 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = Union[
-    Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
-    Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
+    Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
+    Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
     CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, DeadlinePassed,
 ]  # fmt: skip
 FromAgent = Union[
-    Joined, Launched, Looping, Warm, Prepared, PrepareFailed, Entered, Verified, Passed, Broken,
-    Reported, Finished, Exited, Left, Answered,
+    Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
+    Broken, Reported, Finished, Exited, Left, Answered,
 ]  # fmt: skip

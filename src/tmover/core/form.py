@@ -141,6 +141,8 @@ def restart(draft: Draft, why: str) -> None:
         unreleased={},
         reports={},
         schemas={},
+        keepers=(),
+        copies=False,
         finished=frozenset(),
         verified=frozenset(),
         floor=None,

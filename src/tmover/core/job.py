@@ -38,6 +38,7 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Reported,
+    Sharing,
     StandbysGone,
     Stuck,
     Submitted,
@@ -99,7 +100,7 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         _hear_clock(draft, event)
     elif isinstance(event, Left):
         _hear_farewell(draft, event)
-    elif isinstance(event, Launched | Looping | Warm | Exited):
+    elif isinstance(event, Launched | Looping | Sharing | Warm | Exited):
         _hear_of_launch(draft, event)
     elif isinstance(event, _OUTSIDE):
         _hear_outside(draft, event)
@@ -124,7 +125,7 @@ def _hear_of_agent(draft: Draft, event: Joined) -> None:
         form.join(draft, event)
 
 
-def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> None:
+def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | Exited) -> None:
     job = draft.job
     if isinstance(event, Launched | Exited):
         agent = job.agents.get(event.agent)
@@ -137,6 +138,8 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Warm | Exited) -> 
             draft.put(agent, endpoints=endpoints)
         case Looping(worker=worker, schema=schema) if not agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
+        case Sharing(keepers=keepers) if not agent.sandbox:
+            draft.set(keepers=keepers, copies=not keepers)
         case Warm(worker=worker, schema=schema) if agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
         case Exited(code=code, reason=reason):
@@ -394,6 +397,7 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
                     step=step,
                     sources=dict(sources),
                     relink=relink,
+                    back=job.copies,
                 )
             ]
     return orders

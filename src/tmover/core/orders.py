@@ -73,6 +73,8 @@ class Assign(Order, frozen=True, kw_only=True):
     """Who sends its state, by receiving worker; the receiver's own records come from its keeper."""
     relink: tuple[tuple[str, str], ...] = ()
     """Pairs of workers whose link is opened afresh although both live."""
+    back: bool = False
+    """Whether all return to the copies of `step`, also those that stand there or beyond."""
 
 
 class Done(Order, frozen=True, kw_only=True):

@@ -64,6 +64,10 @@ class Vote(NamedTuple):
     """The epoch it is ready to switch to, 0 if none."""
     checkpoint: bool = False
     """Whether it was asked for a checkpoint."""
+    holds: bytes = b""
+    """In the first vote, a digest of what its replicas hold too."""
+    held: int = NO_STEP
+    """Up to which step its keeper holds copies for it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tmover.core import blame, form, links, move, standby
+from tmover.core import blame, copies, form, links, move, replicas, standby
 from tmover.core import epoch as epochs
 from tmover.core.draft import UNFIT, Draft
 from tmover.core.events import NO_STEP, SETTLED, Wait
@@ -68,7 +68,7 @@ def go_on(draft: Draft, loss: Loss) -> None:
     job, vacant = draft.job, draft.job.vacant()
     if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
-    step = decided_step(job, loss)
+    step = _copied_step(job, loss) if job.copies else decided_step(job, loss)
     after = NO_STEP if step is None else step
     if form.crashed(draft, vacant, after) or form.broke_again(draft, vacant, after):
         return
@@ -77,9 +77,9 @@ def go_on(draft: Draft, loss: Loss) -> None:
         why = "no rank is left that holds the state" if has_begun else "it had hardly begun"
         form.restart(draft, why)
         return
-    draft.set(floor=step)
+    draft.set(floor=None if job.copies else step)
     _take_back(draft)
-    forgotten = _forgotten(draft.job, step)
+    forgotten = () if job.copies else _forgotten(draft.job, step)
     if forgotten:
         names = ", ".join(str(slot) for slot in forgotten)
         form.restart(draft, f"the records of slot {names} are lost with the node that kept them")
@@ -98,6 +98,15 @@ def decided_step(job: Job, loss: Loss) -> int | None:
     steps = [report.step for report in found if report.step is not None]
     floor = [] if job.floor is None else [job.floor]
     return max([*steps, *floor]) if steps else None
+
+
+def _copied_step(job: Job, loss: Loss) -> int | None:
+    """Return the step to whose copies all return, None if those of a rank are lost."""
+    found = job.standings(job.workers(epochs.living(job, loss)))
+    by_worker = {report.worker: report for report in found}
+    workers = job.workers(job.slots)
+    held = [copies.held_of(r, by_worker.get(worker), found) for r, worker in enumerate(workers)]
+    return copies.newest(held)
 
 
 # --- which world ----------------------------------------------------------------------------------
@@ -178,7 +187,7 @@ def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
 def _assign(draft: Draft, loss: Loss, step: int) -> None:
     broken = blame.unexplained(loss.accusations, draft.job.slots)
     relink = _relink(draft.job, broken)
-    sources = _sources(draft.job, step)
+    sources = _copies(draft.job, step) if draft.job.copies else _sources(draft.job, step)
     epoch = draft.next_epoch()
     plan = draft.job.world(epoch, draft.job.slots)
     pairs = {blame.pair_of(accusation) for accusation in broken}
@@ -193,10 +202,23 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
     for name in draft.job.slots:
         draft.do(
             Assign(
-                job=draft.job.name, agent=name, plan=plan, step=step, sources=sources, relink=relink
+                job=draft.job.name,
+                agent=name,
+                plan=plan,
+                step=step,
+                sources=sources,
+                relink=relink,
+                back=draft.job.copies,
             )
         )
     draft.arm(Wait.SWITCH, epoch)
+
+
+def _copies(job: Job, step: int) -> dict[str, str]:
+    """Return who sends the copies of `step`, by receiving worker."""
+    workers = job.workers(job.slots)
+    by_worker = {report.worker: report for report in job.standings(workers)}
+    return copies.sources(step, dict(enumerate(workers)), by_worker)
 
 
 def _relink(job: Job, broken: Iterable[Accusation]) -> tuple[tuple[str, str], ...]:
@@ -231,8 +253,10 @@ def _sources(job: Job, step: int) -> dict[str, str]:
 
 
 def _keeper(job: Job, slot: int, local: int) -> str:
-    """Return the worker that keeps the records of a rank: the same local rank, one slot on."""
-    return worker_of(job.slots[(slot + 1) % job.nnodes], local)
+    """Return the worker that keeps the records of a rank, and holds what it holds."""
+    keepers = job.keepers or replicas.neighbours(job.nnodes, job.nproc)
+    there, local = divmod(keepers[slot * job.nproc + local], job.nproc)
+    return worker_of(job.slots[there], local)
 
 
 def _keeps(job: Job, worker: str, step: int) -> bool:

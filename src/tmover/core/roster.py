@@ -151,6 +151,10 @@ class Job:
     """Joining workers that hold the state, and have passed no barrier yet."""
     schemas: Mapping[int, Schema] = dataclasses.field(default_factory=dict)
     """What each rank tracks, once the first world is formed."""
+    keepers: tuple[int, ...] = ()
+    """Who keeps whose records, by rank, once a vote has shown which ranks are replicas."""
+    copies: bool = False
+    """Whether a rank has no replica, so that all keep copies of what they hold."""
     finished: frozenset[int] = frozenset()
     """Ranks whose script has ended well."""
     floor: int | None = None

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tmover.core.draft import RELEASED, Draft
-from tmover.core.phase import Accusing, Armed, Move, Preparing, Reporting, Switching
+from tmover.core.phase import (
+    Accusing,
+    Armed,
+    Move,
+    Preparing,
+    Reporting,
+    Switching,
+    Training,
+    Waiting,
+)
 from tmover.core.roster import Agent, Farewell, Job, Schema, worker_of
 
 FAILURES = 3
@@ -68,8 +77,33 @@ def tend(draft: Draft) -> None:
         elif agent.is_ready and draft.job.schemas:
             _check(draft, agent)
     _drop_idle_requests(draft)
+    _recast(draft)
     if all(draft.job.is_alive(agent) for agent in draft.job.slots):
         draft.order(draft.job.reserve - len(spare(draft.job)))
+
+
+def _recast(draft: Draft) -> None:
+    """Let standbys rehearse a slot that waits for one, if none can take it as it is."""
+    for slot in _wanted(draft.job):
+        job = draft.job
+        usable = [agent for agent in spare(job) if agent.node not in job.requests]
+        if any(agent.slot == slot for agent in usable) or candidates(job, slot):
+            continue
+        others = [agent for agent in usable if agent.is_ready]
+        if others:
+            name = others[0].node
+            draft.note(f"{name} rehearses slot {slot} now: no standby could take it as it is")
+            draft.relaunch(others[0], slot=slot, sandbox=True)
+
+
+def _wanted(job: Job) -> list[int]:
+    """Return the slots that are to be taken by a standby now."""
+    if isinstance(job.phase, Waiting):
+        return list(job.vacant())
+    if not isinstance(job.phase, Training):
+        return []
+    asked = {agent.name for agent in job.agents.values() if agent.node in job.requests}
+    return [slot for slot, name in enumerate(job.slots) if name in asked]
 
 
 def part(draft: Draft, agent: Agent) -> None:

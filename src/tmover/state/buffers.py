@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tmover.errors import StateError
-from tmover.state import memory
+from tmover.state import memory, shards
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,8 +39,8 @@ class _Buffer:
 
     @property
     def now(self) -> torch.Tensor | None:
-        """What hangs there now."""
-        return self.slots.get(self.leaf)
+        """What hangs there now; of what is sharded, this rank's part."""
+        return shards.local(self.slots.get(self.leaf))
 
     @property
     def counted(self) -> bool:
@@ -106,7 +106,8 @@ class Buffers:
                     self._slots.append(slots)
                     known.add(id(slots))
                 group: list[_Buffer] = []
-                for leaf, live in slots.items():
+                for leaf, whole in slots.items():
+                    live = shards.local(whole)
                     if (id(slots), leaf) not in leaves and id(live) not in held:
                         group.append(_buffer(name, prefix, slots, leaf))
                         held.update({id(live)} if live is not None else ())
@@ -151,7 +152,8 @@ class Buffers:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         touched = list(self._touched())
         for buffer in touched:
-            buffer.slots[buffer.leaf] = buffer.live
+            if buffer.now is not buffer.live:
+                buffer.slots[buffer.leaf] = buffer.live
             if buffer.live is not None and buffer.copy is not None and buffer.differs:
                 pairs.append((buffer.live, buffer.copy))
         _copy_all(pairs)
@@ -211,7 +213,7 @@ class Buffers:
 
 
 def _buffer(name: str, prefix: str, slots: dict[str, torch.Tensor | None], leaf: str) -> _Buffer:
-    live = slots[leaf]
+    live = shards.local(slots[leaf])
     return _Buffer(
         name=name,
         key=f"{prefix}.{leaf}" if prefix else leaf,

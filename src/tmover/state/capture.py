@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import xxhash
 
 from tmover.errors import StateError
-from tmover.state import memory, tree
+from tmover.state import memory, shards, tree
 from tmover.state.buffers import Buffers
 from tmover.state.memory import Layout
 from tmover.state.parts import ModulePart, OptimizerPart, Part, part
@@ -122,17 +123,45 @@ class Tracked:
 
     def has_gradients(self) -> bool:
         """Return whether a parameter has a gradient that is not zero."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        gradients = [shards.local(p.grad) for p in self.parameters() if p.grad is not None]
         return any(bool(gradient.any()) for gradient in gradients)
 
     def schema(self) -> dict[str, str]:
-        """Return a digest by name of what must be equal for a state to fit."""
+        """Return a digest by name of what must be equal for a state to fit after a rebinding."""
+        return {name: self._digest(name, each.schema()) for name, each in self._parts.items()}
+
+    def seat(self) -> dict[str, str]:
+        """Return a digest by name of what must be equal for a state to fit as it is.
+
+        That is the schema, and which part of what is sharded this rank holds.
+        """
         return {
-            name: hashlib.sha256(
-                tree.encode([name in self._private, tree.pack(each.schema(), tree.Tensors())])
-            ).hexdigest()
+            name: self._digest(name, [each.schema(), each.place()])
             for name, each in self._parts.items()
         }
+
+    def _digest(self, name: str, facts: Any) -> str:
+        packed = tree.pack(facts, tree.Tensors())
+        return hashlib.sha256(tree.encode([name in self._private, packed])).hexdigest()
+
+    def refuse_misplaced(self) -> None:
+        """Raise `StateError` if a process that has become another rank has no room for its part."""
+        for each in self._parts.values():
+            for key, parameter in each.parameters().items() if isinstance(each, ModulePart) else ():
+                shards.refuse_misplaced(parameter, f"tracked `{each.name}`: parameter `{key}`")
+
+    def holdings(self) -> bytes:
+        """Return a hash of parameters and optimizer state: the same on replicas of this rank."""
+        total = xxhash.xxh3_128()
+        for name, each in self.parts(per_rank=False).items():
+            if isinstance(each, ModulePart | OptimizerPart):
+                state = each.tree()["parameters" if isinstance(each, ModulePart) else "state"]
+                tensors = tree.Tensors()
+                packed = tree.pack(state, tensors, self._root(each))
+                total.update(tree.encode([name, self._digest(name, each.place()), packed]))
+                for tensor in tensors.held:
+                    total.update(memory.copy_out([tensor])[0])
+        return total.digest()
 
     def digest(self) -> str:
         """Return a SHA-256 over everything tracked: equal exactly if all values are, to the bit."""

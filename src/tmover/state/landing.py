@@ -70,13 +70,7 @@ class Landing:
 
     def __init__(self, tracked: Tracked, header: bytes | bytearray) -> None:
         """Find places. Raises `StateError` if the header is damaged, or of something else."""
-        try:
-            decoded = _decoder.decode(header)
-        except (msgspec.DecodeError, RecursionError) as error:
-            msg = f"state header cannot be read: {error}"
-            raise StateError(msg) from error
-        for described in decoded.layouts:
-            described.check()
+        decoded = _decoded(header)
         self.layouts = decoded.layouts
         self._tracked = tracked
         self._packed = decoded.parts
@@ -105,6 +99,22 @@ class Landing:
                 self._parts[name].adopt(tree.unpack(self._packed[name], tensors))
         self._tracked.buffers.rebase()
         self._tracked.newer = frozenset(self._newer)
+
+
+def layouts_of(header: bytes) -> tuple[Layout, ...]:
+    """Return what tensors a header describes. Raises `StateError` if it is damaged."""
+    return _decoded(header).layouts
+
+
+def _decoded(header: bytes | bytearray) -> Header:
+    try:
+        decoded = _decoder.decode(header)
+    except (msgspec.DecodeError, RecursionError) as error:
+        msg = f"state header cannot be read: {error}"
+        raise StateError(msg) from error
+    for described in decoded.layouts:
+        described.check()
+    return decoded
 
 
 def _turn(each: Part) -> int:

@@ -104,6 +104,14 @@ def from_bytes(data: bytes, described: Layout) -> torch.Tensor:
     return tensor
 
 
+def shaped(flat: torch.Tensor, described: Layout) -> torch.Tensor:
+    """Return the tensor that lies in these bytes, which may be more than it needs."""
+    data = flat[: described.size_bytes].view(DTYPES[described.dtype])
+    return data.view([described.shape[dim] for dim in described.order]).permute(
+        _inverse(described.order)
+    )
+
+
 def allocate(described: Layout, device: torch.device) -> torch.Tensor:
     """Return an uninitialised tensor that lies in memory as its bytes are sent."""
     dense = torch.empty(

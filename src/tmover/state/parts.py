@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tmover.errors import StateError
-from tmover.state import tree
+from tmover.state import shards, tree
 from tmover.state.memory import Layout, refuse_unreadable
 
 _STATELESS = (ProcessGroup, _AllreduceUpcastHookState)
@@ -34,6 +34,9 @@ class Part(Protocol):
 
     def schema(self) -> Any:
         """Return what must be equal for another rank's state to fit, as a plain value."""
+
+    def place(self) -> Any:
+        """Return which part of what is sharded this rank holds, as a plain value."""
 
     def tree(self) -> Any:
         """Return the state; its tensors are the live ones."""
@@ -78,10 +81,6 @@ def _has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
-def _shape(tensor: torch.Tensor) -> list[Any]:
-    return [str(tensor.dtype), list(tensor.shape)]
-
-
 def _class_name(obj: object) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
@@ -99,7 +98,7 @@ class ModulePart:
             msg = f"tracked `{name}` is sharded by FSDP; sharded modules cannot be tracked yet"
             raise StateError(msg)
         for key, tensor in self._tensors().items():
-            refuse_unreadable(tensor, f"tracked `{name}`: `{key}`")
+            refuse_unreadable(shards.local(tensor), f"tracked `{name}`: `{key}`")
 
     def hook_with_state(self) -> str:
         """Return the type of what a DDP communication hook remembers between steps, or nothing."""
@@ -127,8 +126,12 @@ class ModulePart:
     def schema(self) -> Any:
         """Return names, shapes and dtypes. Non-persistent buffers are caches and may differ."""
         transient = self._transient()
-        buffers = {k: _shape(b) for k, b in self.buffers().items() if k not in transient}
-        return [{k: _shape(p) for k, p in self.parameters().items()}, buffers]
+        buffers = {k: shards.kind(b) for k, b in self.buffers().items() if k not in transient}
+        return [{k: shards.kind(p) for k, p in self.parameters().items()}, buffers]
+
+    def place(self) -> Any:
+        """Return which part of what is sharded this rank holds."""
+        return [shards.place(tensor) for tensor in self._tensors().values()]
 
     def _transient(self) -> set[str]:
         return {
@@ -138,10 +141,11 @@ class ModulePart:
         }
 
     def tree(self) -> Any:
-        """Return everything under its name."""
+        """Return everything under its name; of what is sharded, this rank's part."""
+        _reshard(self.modules)
         return {
-            "parameters": self.parameters(),
-            "buffers": self.buffers(),
+            "parameters": {k: shards.local(p) for k, p in self.parameters().items()},
+            "buffers": {k: shards.local(b) for k, b in self.buffers().items()},
             "eval": [k for k, m in self.module.named_modules() if not m.training],
             "extra": self._extra_state(),
         }
@@ -166,7 +170,7 @@ class ModulePart:
         """Attach caches that are new here, and set modes and extra state."""
         live = self.buffers()
         for key, tensor in state["buffers"].items():
-            if live.get(key) is not tensor:
+            if shards.local(live.get(key)) is not tensor:
                 owner, _, leaf = key.rpartition(".")
                 self.module.get_submodule(owner).register_buffer(leaf, tensor, persistent=False)
         evaluating = set(state["eval"])
@@ -174,6 +178,13 @@ class ModulePart:
             module.training = key not in evaluating
         if state["extra"]:
             self.module.load_state_dict(state["extra"], strict=False)
+
+
+def _reshard(modules: list[nn.Module]) -> None:
+    """Let FSDP2 put its parts back where it was told to keep the whole after a forward."""
+    for module in modules:
+        if shards.is_fsdp(module):
+            module.reshard()  # type: ignore[operator]
 
 
 def _adds_to_state_dict(module: nn.Module) -> bool:
@@ -206,13 +217,17 @@ class OptimizerPart:
 
     def schema(self) -> Any:
         """Return its class and the shapes of its groups' parameters."""
-        shapes = [[_shape(p) for p in group["params"]] for group in self.optimizer.param_groups]
-        return [_class_name(self.optimizer), shapes]
+        kinds = [[shards.kind(p) for p in group["params"]] for group in self.optimizer.param_groups]
+        return [_class_name(self.optimizer), kinds]
+
+    def place(self) -> Any:
+        """Return which part of what is sharded this rank holds."""
+        return [shards.place(parameter) for parameter in self.parameters()]
 
     def tree(self) -> Any:
-        """Return the state by parameter number, and the groups."""
+        """Return the state by parameter number, and the groups; of what is sharded, its parts."""
         numbers = {id(p): i for i, p in enumerate(self.parameters())}
-        states = {numbers.get(id(k), k): _shallow(v) for k, v in self.optimizer.state.items()}
+        states = {numbers.get(id(k), k): _parts_of(v) for k, v in self.optimizer.state.items()}
         return {"state": {k: v for k, v in states.items() if v != {}}, "groups": self.groups()}
 
     def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
@@ -233,11 +248,12 @@ class OptimizerPart:
         for number, value in state["state"].items():
             key = parameters[number] if isinstance(number, int) else number
             mine = kept.get(id(key))
+            whole = _whole(value, mine or {}, key) if isinstance(value, dict) else value
             if mine is None or not isinstance(value, dict):
-                live[key] = value
+                live[key] = whole
             else:
                 mine.clear()
-                mine.update(value)
+                mine.update(whole)
                 live[key] = mine
         self.adopt_groups(state["groups"])
 
@@ -253,8 +269,24 @@ class OptimizerPart:
                     group[key] = value
 
 
-def _shallow(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value
+def _parts_of(state: Any) -> Any:
+    """Return one parameter's state; this rank's part of what is sharded is a tuple's only item."""
+    if not isinstance(state, dict):
+        return state
+    return {k: (shards.local(v),) if shards.is_sharded(v) else v for k, v in state.items()}
+
+
+def _whole(state: dict[Any, Any], mine: dict[Any, Any], parameter: Any) -> dict[Any, Any]:
+    """Return the state of a parameter again; what was received in place is what was there."""
+    return {key: _put_together(value, mine.get(key), parameter) for key, value in state.items()}
+
+
+def _put_together(value: Any, mine: Any, parameter: Any) -> Any:
+    if not isinstance(value, tuple) or not shards.is_sharded(parameter):
+        return value
+    (part,) = value
+    is_mine = shards.is_sharded(mine) and shards.local(mine) is part
+    return mine if is_mine else shards.like(parameter, part)
 
 
 class ObjectPart:
@@ -268,6 +300,9 @@ class ObjectPart:
     def schema(self) -> Any:
         """Return its class: what its state_dict holds may change as it goes."""
         return [_class_name(self.obj)]
+
+    def place(self) -> Any:
+        """Return nothing: no tensor in it may be sharded."""
 
     def tree(self) -> Any:
         """Return its state_dict."""

@@ -37,6 +37,14 @@ class Ranked:
         self._parts = [part for part in _parts(loader) if _sets(part) or _holds(part)]
         self._rank = rank
 
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples this rank has: that of its sampler, else its own rank.
+
+        Ranks that split one model between them have the same, and see the same augmentations.
+        """
+        return next((part.rank for part in self._parts if _holds(part)), self._rank)
+
     def obstacle(self) -> str:
         """Return why the loader cannot become another rank's; nothing if it can."""
         if not self._parts:

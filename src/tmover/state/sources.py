@@ -117,7 +117,8 @@ class IndexedSource:
         """Yield tickets without end. Torch's loader draws them ahead of time, for its workers."""
         while True:
             position, indices = next(self._walk)
-            seed = rng.derive("batch", self._job_seed, self._rank, position.pass_, position.batch)
+            rank = self._ranked.data_rank
+            seed = rng.derive("batch", self._job_seed, rank, position.pass_, position.batch)
             ticket = Ticket(self._serial, seed, indices)
             self._serial += 1
             self._issued.append((ticket, position))

@@ -21,7 +21,8 @@ import torch
 from tmover.errors import StateError
 from tmover.state.capture import Captured, Tracked, capture, mismatch
 from tmover.state.frames import CHUNK_BYTES, Frame, Kind, Pipe
-from tmover.state.landing import Landing
+from tmover.state.generations import Generation
+from tmover.state.landing import Landing, layouts_of
 from tmover.state.memory import Area, Cells, Layout
 from tmover.state.records import Record
 
@@ -32,6 +33,18 @@ _VERSION = 1
 _SMALL_BYTES = 1 << 16
 
 
+class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of a job look after what the others cannot replace."""
+
+    keepers: tuple[int, ...] = ()
+    """Who keeps whose records, by rank."""
+    copies: bool = False
+    """Whether they keep copies of everything."""
+
+
+_UNKNOWN = Keeping()
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """What a sender has to give."""
 
@@ -40,6 +53,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     step: int
     schema: dict[str, str]
+    keeping: Keeping
     header_bytes: int
     record_bytes: int
     tensor_bytes: int
@@ -60,10 +74,11 @@ class _Closing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(NamedTuple):
-    """What came: the step the state is of, and the private record that came along."""
+    """What came: the step the state is of, and the private record and more with it."""
 
     step: int
     record: bytes
+    keeping: Keeping
 
 
 def send_state(
@@ -75,6 +90,7 @@ def send_state(
     tracked: Tracked,
     record: bytes,
     own: bytes = b"",
+    keeping: Keeping = _UNKNOWN,
     peer: str = "its other end",
     timeout_s: float = TIMEOUT_S,
 ) -> None:
@@ -86,7 +102,6 @@ def send_state(
     Nothing tracked may change meanwhile. Raises `LinkError` if the link breaks or the time is up,
     `StateError` if the receiver refuses.
     """
-    pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
     record, newer = _as_of_now(tracked, record=record, own=own)
     captured = capture(tracked, newer=newer)
     _synchronize(captured.tensors)
@@ -95,18 +110,52 @@ def send_state(
         job=job,
         epoch=epoch,
         step=step,
-        schema=tracked.schema(),
+        schema=tracked.seat(),
+        keeping=keeping,
         header_bytes=len(captured.header),
         record_bytes=len(record),
         tensor_bytes=sum(layout.size_bytes for layout in captured.layouts),
     )
+    _send(Pipe(sock, peer=peer, timeout_s=timeout_s), hello, captured, record, peer)
+
+
+def send_generation(
+    sock: socket.socket,
+    generation: Generation,
+    *,
+    job: str,
+    epoch: int,
+    keeping: Keeping | None = None,
+    peer: str = "its other end",
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Send a copy of what a rank held: to whom keeps it, or to whom goes on from it.
+
+    Raises as `send_state` does.
+    """
+    hello = Hello(
+        version=_VERSION,
+        job=job,
+        epoch=epoch,
+        step=generation.step,
+        schema=generation.seat,
+        keeping=keeping or Keeping(),
+        header_bytes=len(generation.header),
+        record_bytes=len(generation.record),
+        tensor_bytes=sum(layout.size_bytes for layout in generation.layouts),
+    )
+    pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
+    _send(pipe, hello, generation.captured, generation.record, peer)
+
+
+def _send(pipe: Pipe, hello: Hello, captured: Captured, record: bytes, peer: str) -> None:
     pipe.send(Kind.HELLO, [msgspec.msgpack.encode(hello)])
     _hear_answer(pipe, peer)
     pipe.bind(hello.context())
     _send_blob(pipe, Kind.HEADER, captured.header)
     _send_blob(pipe, Kind.RECORD, record)
     chunks = _send_tensors(pipe, captured)
-    closing = _Closing(step=step, chunks=chunks, tensor_bytes=hello.tensor_bytes)
+    closing = _Closing(step=hello.step, chunks=chunks, tensor_bytes=hello.tensor_bytes)
     pipe.send(Kind.CLOSING, [msgspec.msgpack.encode(closing)])
     _hear_answer(pipe, peer)
 
@@ -141,7 +190,7 @@ def receive_state(
     pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
     area = Area(CHUNK_BYTES, pinned=_on_device(tracked))
     hello = _hear_hello(pipe, area, peer)
-    refusal = _refusal(hello, job=job, epoch=epoch, step=step, schema=tracked.schema())
+    refusal = _refusal(hello, job=job, epoch=epoch, step=step, schema=tracked.seat())
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(_Answer(refusal))])
     if refusal:
         msg = f"state from {peer} was refused: {refusal}"
@@ -155,7 +204,40 @@ def receive_state(
     _synchronize(landing.tensors)
     landing.adopt()
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(_Answer())])
-    return Received(hello.step, bytes(record))
+    return Received(hello.step, bytes(record), hello.keeping)
+
+
+def receive_generation(
+    sock: socket.socket,
+    *,
+    job: str,
+    epoch: int,
+    keep: Callable[[Generation], None],
+    peer: str = "its other end",
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Receive a copy of what another rank holds, and let `keep` have it before that is answered.
+
+    Raises as `receive_state` does.
+    """
+    pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
+    area = Area(CHUNK_BYTES)
+    hello = _hear_hello(pipe, area, peer)
+    refusal = _refusal(hello, job=job, epoch=epoch, step=None, schema=hello.schema)
+    pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(_Answer(refusal))])
+    if refusal:
+        msg = f"a copy from {peer} was refused: {refusal}"
+        raise StateError(msg)
+    pipe.bind(hello.context())
+    header = bytes(_receive_blob(pipe, Kind.HEADER, hello.header_bytes, area))
+    record = bytes(_receive_blob(pipe, Kind.RECORD, hello.record_bytes, area))
+    layouts = layouts_of(header)
+    generation = Generation(hello.step, seat=hello.schema, header=header, layouts=layouts)
+    chunks = _receive_tensors(pipe, generation, hello, area, None)
+    _check_closing(pipe, hello, chunks, area)
+    generation.record = record
+    keep(generation)
+    pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(_Answer())])
 
 
 def _on_device(tracked: Tracked) -> bool:
@@ -267,7 +349,7 @@ def _send_tensors(pipe: Pipe, captured: Captured) -> int:
 
 def _receive_tensors(
     pipe: Pipe,
-    landing: Landing,
+    landing: Landing | Generation,
     hello: Hello,
     area: Area,
     progress: Callable[[], None] | None,

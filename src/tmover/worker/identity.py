@@ -33,18 +33,6 @@ class Identity:
         """The number of ranks of the job."""
         return self.nnodes * self.nproc
 
-    def keeper(self) -> int | None:
-        """Return the rank on the next node that keeps this one's records; None on a single node."""
-        if self.nnodes == 1:
-            return None
-        return (self.slot + 1) % self.nnodes * self.nproc + self.local_rank
-
-    def ward(self) -> int | None:
-        """Return the rank whose records this one keeps; None on a single node."""
-        if self.nnodes == 1:
-            return None
-        return (self.slot - 1) % self.nnodes * self.nproc + self.local_rank
-
     def at_rank(self, rank: int) -> Identity:
         """Return the identity of the same process holding `rank`."""
         return dataclasses.replace(self, slot=rank // self.nproc)

@@ -12,16 +12,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tmover.comm import intercept
 from tmover.comm.fabric import Mode
 from tmover.core.events import Looping, Warm
-from tmover.core.orders import Assign
-from tmover.core.rank import Resolution, Saving, Verdict
-from tmover.errors import ConfigError, Interrupted, LinkError
+from tmover.core.rank import Saving
+from tmover.errors import ConfigError, Interrupted
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.state.snapshot import Snapshot
 from tmover.worker import refusals, signals
-from tmover.worker import vote as votes
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
+from tmover.worker.ballot import Ballot
 from tmover.worker.inject import Point
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Step
@@ -38,6 +37,8 @@ class LiveEngine:
         self._seed = seed
         self.tracked = Tracked()
         self._switch = Switch(runtime, self)
+        self._asked = signals.listen()
+        self._ballot = Ballot(runtime, self.tracked, self._switch, self._asked)
         self._attempt: Attempt | None = None
         self._last: Attempt | None = None
         """The attempt that was closed last, until its boundary is dealt with."""
@@ -46,6 +47,8 @@ class LiveEngine:
         self._record = b""
         """This rank's private records as of its last committed step; step k+1 opens with them."""
         self._batches: Batches | None = None
+        self._groups = ""
+        """A digest of the groups that the script had made when it opened the loop."""
         self._total = 0
         self._rehearsed = 0
         self._finals: set[int] = set()
@@ -54,7 +57,6 @@ class LiveEngine:
         """The optimizers that are known to be tracked, by id."""
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
-        self._asked = signals.listen()
         runtime.recover = self._switch.recover
         runtime.form()
         if not dist.is_initialized():
@@ -88,6 +90,7 @@ class LiveEngine:
     def begin(self, loader: Any, total: int | None) -> int:
         """Open the loop."""
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
+        self._groups = intercept.shape()
         self.tracked.refuse_hooks_with_state()
         self._batches.require_movable(slots=self._runtime.identity.nnodes)
         self._total = self._batches.length() if total is None else total
@@ -102,10 +105,14 @@ class LiveEngine:
                     job=runtime.identity.job,
                     worker=runtime.worker,
                     launch=runtime.launch,
-                    schema=self.tracked.schema(),
+                    schema=self._schema(),
                 )
             )
         return self._total
+
+    def _schema(self) -> dict[str, str]:
+        """Return what a standby must have in common with the rank it takes over, by name."""
+        return {**self.tracked.schema(), "process groups": self._groups}
 
     def leave(self) -> None:
         """Leave the loop, at its end or before."""
@@ -135,6 +142,8 @@ class LiveEngine:
         if step + 1 >= self._total:
             self._end(step)
             return None
+        if runtime.copies.is_due(step):
+            runtime.copies.take(self.tracked, step=step, record=self._record)
         return self._hand_out(step + 1)
 
     def final_step(self, index: int) -> Step | None:
@@ -297,6 +306,7 @@ class LiveEngine:
         self._runtime.fabric.refusal = refusals.AFTER_UPDATE
         if self.sandbox:
             return
+        self._runtime.copies.hold_still()
         self._runtime.injector.at(Point.BEFORE_UPDATE, attempt.step.index)
 
     def _vote(self, attempt: Attempt) -> None:
@@ -308,42 +318,7 @@ class LiveEngine:
         runtime.injector.at(Point.BEFORE_VOTE, step)
         position = self._batches.position() if self._batches is not None else None
         attempt.record = Record.capture(self.tracked, position=position).encode()
-        verdict, switch_to = self._hold_vote(step, attempt.record)
-        if verdict is Verdict.BROKEN and runtime.standing.rank.doubt == step:
-            verdict = self._out_of_doubt(step, self._switch.decision(step))
-        if verdict is not Verdict.PASSED:
-            msg = (
-                "somebody's attempt was not good" if verdict is Verdict.REFUSED else "a link broke"
-            )
-            raise Interrupted(msg)
-        attempt.phase = Phase.PASSED
-        attempt.switch_to = switch_to if step < self._total - 1 else 0
-        runtime.injector.at(Point.AFTER_VOTE, step)
-
-    def _hold_vote(self, step: int, record: bytes) -> tuple[Verdict, int]:
-        runtime = self._runtime
-        if runtime.sync():
-            return Verdict.BROKEN, 0
-        try:
-            runtime.fabric.quiesce()  # what ends after the vote might end with a peer's death
-            runtime.kept.put(step, runtime.hand_record_on(record))
-            if self._asked.take():
-                runtime.standing.ask()
-            cast, interrupted = runtime.standing.cast(step, good=True)
-            if interrupted:
-                return Verdict.BROKEN, 0
-            heard = runtime.fabric.exchange(votes.encode(cast))
-        except (LinkError, Interrupted):
-            runtime.standing.revoke(runtime.standing.rank.epoch)
-            return Verdict.BROKEN, 0
-        return runtime.standing.tally([votes.decode(payload) for payload in heard])
-
-    def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
-        """Return what became of the vote on `step`, now that the controller has said it."""
-        if self._runtime.standing.resolve(order.step) is Resolution.APPLY:
-            self._runtime.standing.applied(step)
-            return Verdict.PASSED
-        return Verdict.BROKEN
+        self._ballot.decide(attempt, is_last=step >= self._total - 1)
 
     # --- rehearsal and promotion ------------------------------------------------------------------
 
@@ -368,7 +343,7 @@ class LiveEngine:
                 job=runtime.identity.job,
                 worker=runtime.worker,
                 launch=runtime.launch,
-                schema=self.tracked.schema(),
+                schema=self._schema(),
             )
         )
         self._switch.promotion()
@@ -383,6 +358,7 @@ class LiveEngine:
             return
         intercept.rebind(rank)
         self._runtime.become(self._runtime.identity.at_rank(rank))
+        self.tracked.refuse_misplaced()
         if self._batches is not None:
             self._batches.rebind(rank)
 

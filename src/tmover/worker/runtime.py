@@ -19,9 +19,19 @@ from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
 from tmover.config import WorkerEnvironment
 from tmover.core import rank as rules
-from tmover.core.events import NO_STEP, Finished, FromAgent, Plan, Prepared, PrepareFailed
+from tmover.core import replicas
+from tmover.core.events import (
+    NO_STEP,
+    Finished,
+    FromAgent,
+    Plan,
+    Prepared,
+    PrepareFailed,
+    Sharing,
+)
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
+from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
 from tmover.worker.pace import Pace
@@ -66,8 +76,12 @@ class Runtime:
             worker=identity.worker,
             send=self.send,
             usable=not identity.sandbox,
+            copies=lambda: self.copies.summary(),
         )
         self.kept = Kept()
+        self.keepers = replicas.neighbours(identity.nnodes, identity.nproc)
+        """Who keeps whose records, by rank."""
+        self.copies = Copies(fabric, job=identity.job, every=self.config.copy_every)
         self.pace = Pace(fabric)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
@@ -187,6 +201,7 @@ class Runtime:
         """Close links, threads and files."""
         with self.standing.changed:
             stop = self.standing.stop
+        self.copies.close()
         self.fabric.close(bye=stop is not None and stop.code == 0)
         self.trace.close()
 
@@ -310,10 +325,31 @@ class Runtime:
 
     def hand_record_on(self, record: bytes, *, epoch: int | None = None) -> bytes:
         """Give this rank's records to its keeper; return those of its ward. See `vote`."""
-        keeper, ward = self.identity.keeper(), self.identity.ward()
-        if keeper is None or ward is None:
+        if self.identity.nnodes == 1:
             return b""
-        return self.fabric.hand_on(record, to=keeper, source=ward, epoch=epoch)
+        return self.fabric.hand_on(
+            record, to=self.keepers[self.identity.rank], source=self.ward(), epoch=epoch
+        )
+
+    def ward(self) -> int:
+        """Return the rank whose records this one keeps."""
+        return self.keepers.index(self.identity.rank)
+
+    def serve_copies(self, plan: Plan) -> None:
+        """Exchange copies with keeper and ward in this world, if this job needs them."""
+        self.copies.serve(plan, rank=self.identity.rank, keepers=self.keepers)
+
+    def share(self, holdings: Sequence[bytes]) -> None:
+        """Let replicas keep each other's records, as the first vote has shown them."""
+        if self.identity.nnodes == 1:
+            return
+        found = replicas.keepers(holdings, self.identity.nproc)
+        self.keepers = found or self.keepers
+        self.copies.active = found is None
+        if self.standing.world is not None:
+            self.serve_copies(self.standing.world)
+        job, worker, launch = self.identity.job, self.worker, self.launch
+        self.send(Sharing(job=job, worker=worker, launch=launch, keepers=found or ()))
 
     def _halfway(self, kind: Kind) -> None:
         """Do the faults that are due inside a vote or a barrier (only while any are to come)."""

@@ -21,10 +21,24 @@ from tmover.core.rank import Rank, Resolution, Verdict, Vote
 Send = Callable[[FromAgent], None]
 
 
+def _no_copies() -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
+    return (), {}
+
+
 class Standing:
     """A rank's standing, its pending orders, and the condition to wait for a change of either."""
 
-    def __init__(self, *, job: str, worker: str, send: Send, usable: bool) -> None:
+    def __init__(
+        self,
+        *,
+        job: str,
+        worker: str,
+        send: Send,
+        usable: bool,
+        copies: Callable[[], tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = _no_copies,
+    ) -> None:
+        """Begin. `copies`: the steps of this rank's copies, and of those it keeps, by rank."""
+        self._copies = copies
         self._job = job
         self._worker = worker
         self._send = send
@@ -171,6 +185,7 @@ class Standing:
             self._owed.clear()
             self._answered |= due
             now = self.rank
+        own, kept = self._copies() if due else _no_copies()
         for epoch in sorted(due):
             self._send(
                 Reported(
@@ -180,6 +195,8 @@ class Standing:
                     epoch=now.epoch,
                     step=now.step,
                     doubt=now.doubt,
+                    own=own,
+                    kept=kept,
                 )
             )
 

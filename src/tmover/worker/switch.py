@@ -8,16 +8,18 @@ No timeout in it decides anything: the only one ends the process when no control
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from tmover.core import rank as rules
-from tmover.core.events import Entered, Passed, Plan, PrepareFailed, Verified
+from tmover.core.events import Entered, Member, Passed, Plan, PrepareFailed, Verified
 from tmover.core.orders import Assign, Prepare
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.state.records import Record
-from tmover.state.transfer import receive_state, send_state
+from tmover.state.transfer import Keeping, receive_state, send_generation, send_state
 from tmover.worker.inject import Point
 from tmover.worker.runtime import CONNECT_TIMEOUT_S, Runtime
 
@@ -210,7 +212,12 @@ class Switch:
         source = order.sources.get(runtime.worker)
         if source is not None:
             self._receive(plan, source, order.step)
-        self._send_all(plan, order.sources, order.step)
+        elif order.back:
+            self._return(order.step)
+        if order.back:
+            self._send_copies(plan, order.sources, order.step)
+        else:
+            self._send_all(plan, order.sources, order.step)
         self._cross(plan, order.step)
 
     def _join_planned(self, order: Prepare) -> None:
@@ -256,6 +263,7 @@ class Switch:
             msg = f"epoch {epoch} was revoked inside its barrier"
             raise Interrupted(msg)
         runtime.fabric.commit(epoch)
+        runtime.serve_copies(plan)
         runtime.prepare = None
         runtime.send(
             Passed(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step)
@@ -276,31 +284,71 @@ class Switch:
             if record and own and record != own:
                 Record.decode(own).refuse_unknown(Record.decode(record), self._owner.tracked)
             runtime.injector.at(Point.BEFORE_HANDOFF, step)
-            sock = runtime.fabric.connect_state(
-                member.worker, member.endpoint, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S
-            )
-            try:
-                with sock:
-                    send_state(
-                        sock,
-                        job=runtime.identity.job,
-                        epoch=plan.epoch,
-                        step=step,
-                        tracked=self._owner.tracked,
-                        record=record,
-                        own=own,
-                        peer=member.worker,
-                    )
-            except StateError as error:
-                raise LinkError(str(error), (member.worker,)) from error
+            with self._handing_over(plan, member) as sock:
+                send_state(
+                    sock,
+                    job=runtime.identity.job,
+                    epoch=plan.epoch,
+                    step=step,
+                    tracked=self._owner.tracked,
+                    record=record,
+                    own=own,
+                    keeping=self._keeping(),
+                    peer=member.worker,
+                )
             runtime.injector.at(Point.AFTER_HANDOFF, step)
+
+    def _return(self, step: int) -> None:
+        """Go back to this rank's own copy of a step, and forget what came after."""
+        runtime, copies = self._runtime, self._runtime.copies
+        copies.return_to(step)
+        generation = copies.own(step)
+        generation.restore(self._owner.tracked)
+        self._owner.adopt(generation.record)
+        self._standing.applied(step)
+        runtime.trace.write("returned", step=step)
+
+    def _send_copies(self, plan: Plan, sources: dict[str, str], step: int) -> None:
+        """Send the copies this rank keeps to every worker that is to have them from here."""
+        runtime = self._runtime
+        for member in plan.members:
+            if sources.get(member.worker) != runtime.worker:
+                continue
+            runtime.injector.at(Point.BEFORE_HANDOFF, step)
+            generation = runtime.copies.of(member.rank, step)
+            with self._handing_over(plan, member) as sock:
+                send_generation(
+                    sock,
+                    generation,
+                    job=runtime.identity.job,
+                    epoch=plan.epoch,
+                    keeping=self._keeping(),
+                    peer=member.worker,
+                )
+            runtime.injector.at(Point.AFTER_HANDOFF, step)
+
+    @contextlib.contextmanager
+    def _handing_over(self, plan: Plan, member: Member) -> Iterator[socket.socket]:
+        """Connect to who is to have state. What he refuses is a broken link to him."""
+        sock = self._runtime.fabric.connect_state(
+            member.worker, member.endpoint, epoch=plan.epoch, timeout_s=CONNECT_TIMEOUT_S
+        )
+        try:
+            with sock:
+                yield sock
+        except StateError as error:
+            raise LinkError(str(error), (member.worker,)) from error
+
+    def _keeping(self) -> Keeping:
+        runtime = self._runtime
+        return Keeping(keepers=runtime.keepers, copies=runtime.copies.active)
 
     def _record_of(self, rank: int, step: int) -> bytes:
         """Return the private records of `rank` as of `step`: this rank's own, or what it keeps."""
         runtime = self._runtime
         if rank == runtime.identity.rank:
             return self._owner.record()
-        if rank != runtime.identity.ward():
+        if rank != runtime.ward():
             return b""
         return runtime.kept.get(step) or b""
 
@@ -330,10 +378,11 @@ class Switch:
         runtime, standing = self._runtime, self._standing
         with standing.changing():
             standing.rank = rules.emptied(standing.rank)
+        runtime.copies.hold_still()
         runtime.trace.write("handoff_begin", epoch=plan.epoch)
         try:
             with sock:
-                step, record = receive_state(
+                step, record, keeping = receive_state(
                     sock,
                     job=runtime.identity.job,
                     epoch=plan.epoch,
@@ -350,6 +399,7 @@ class Switch:
                 "are lost with the node that kept them: start the job again from a checkpoint"
             )
             raise StateError(msg)
+        runtime.keepers, runtime.copies.active = keeping.keepers, keeping.copies
         self._owner.adopt(record)
         standing.applied(step)
         runtime.send(

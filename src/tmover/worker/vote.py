@@ -14,24 +14,27 @@ import struct
 from tmover.core.rank import Vote
 from tmover.errors import ProtocolError
 
-_VOTE = struct.Struct("!q?I?")
+_VOTE = struct.Struct("!q?I?q")
+_DIGEST_BYTES = 16
 
 
 def encode(vote: Vote) -> bytes:
     """Return the vote as bytes.
 
-    >>> decode(encode(Vote(step=3, good=True, armed=2)))
-    Vote(step=3, good=True, armed=2, checkpoint=False)
+    >>> decode(encode(Vote(step=3, good=True, armed=2, holds=b"x", held=2)))
+    Vote(step=3, good=True, armed=2, checkpoint=False, holds=b'x', held=2)
     """
-    return _VOTE.pack(*vote)
+    step, good, armed, checkpoint, holds, held = vote
+    return _VOTE.pack(step, good, armed, checkpoint, held) + holds
 
 
 def decode(payload: bytes) -> Vote:
     """Return a vote. Raises `ProtocolError` for anything that is none."""
-    if len(payload) != _VOTE.size:
+    if not _VOTE.size <= len(payload) <= _VOTE.size + _DIGEST_BYTES:
         msg = f"a vote of {len(payload)} bytes"
         raise ProtocolError(msg)
-    return Vote._make(_VOTE.unpack(payload))
+    step, good, armed, checkpoint, held = _VOTE.unpack_from(payload)
+    return Vote(step, good, armed, checkpoint, payload[_VOTE.size :], held)
 
 
 class Kept:

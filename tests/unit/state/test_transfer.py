@@ -118,7 +118,7 @@ def test_a_recorded_stream_is_received() -> None:
 
     received = play(STREAM, target)
 
-    assert received == (7, b"r" * 40)
+    assert received[:2] == (7, b"r" * 40)
     assert all(bool((p == 1).all()) for p in module.parameters())
 
 
@@ -400,7 +400,7 @@ def test_sizes_around_a_chunk_arrive(size: int, hand_over: HandOver) -> None:
 
 
 def test_nothing_tracked_is_a_state_too(hand_over: HandOver) -> None:
-    assert hand_over(Tracked(), Tracked(), step=4, record=b"abc") == (4, b"abc")
+    assert hand_over(Tracked(), Tracked(), step=4, record=b"abc")[:2] == (4, b"abc")
 
 
 def test_a_large_record_arrives(hand_over: HandOver) -> None:

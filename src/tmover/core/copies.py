@@ -1,0 +1,42 @@
+"""Where ranks hold what no other does: which copies there are, and to which of them all return.
+
+A *generation* is what a rank holds after one step, kept in host memory by itself and by its keeper.
+What a lost rank had after that cannot be had any more, so all ranks return to the newest generation
+that there still is of every rank, and do the steps since then again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tmover.core.events import Reported
+
+
+def newest(held: Sequence[Iterable[int]]) -> int | None:
+    """Return the newest generation that is held of every rank, None if there is none.
+
+    >>> newest([(3, 4), (3, 4), (3,)]), newest([(3,), (4,)])
+    (3, None)
+    """
+    common = set.intersection(*map(set, held)) if held else set[int]()
+    return max(common, default=None)
+
+
+def held_of(rank: int, own: Reported | None, reports: Iterable[Reported]) -> set[int]:
+    """Return the generations of a rank that its own worker holds or another one keeps."""
+    mine = set(own.own) if own is not None else set[int]()
+    return mine.union(*(report.kept.get(rank, ()) for report in reports))
+
+
+def sources(step: int, ranks: Mapping[int, str], reports: Mapping[str, Reported]) -> dict[str, str]:
+    """Return who sends the generation of `step` to each worker that does not hold its own.
+
+    `ranks` are the workers that will hold them; all of what is missing is kept by somebody.
+    """
+    found: dict[str, str] = {}
+    for rank, worker in ranks.items():
+        own = reports.get(worker)
+        if own is None or step not in own.own:
+            keepers = (name for name, said in reports.items() if step in said.kept.get(rank, ()))
+            found[worker] = next(keepers)
+    return found

@@ -1,0 +1,81 @@
+"""The vote of one rank on its attempts: what goes with it, what is heard, and what follows."""
+
+from __future__ import annotations
+
+from tmover.core.orders import Assign
+from tmover.core.rank import Resolution, Verdict, Vote
+from tmover.errors import Interrupted, LinkError
+from tmover.state.capture import Tracked
+from tmover.worker import vote as votes
+from tmover.worker.attempt import Attempt, Phase
+from tmover.worker.inject import Point
+from tmover.worker.runtime import Runtime
+from tmover.worker.signals import CheckpointSignal
+from tmover.worker.switch import Switch
+
+
+class Ballot:
+    """Holds the votes. The rules are in `core.rank`."""
+
+    def __init__(
+        self, runtime: Runtime, tracked: Tracked, switch: Switch, asked: CheckpointSignal
+    ) -> None:
+        self._runtime = runtime
+        self._tracked = tracked
+        self._switch = switch
+        self._asked = asked
+
+    def decide(self, attempt: Attempt, *, is_last: bool) -> None:
+        """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
+        runtime, step = self._runtime, attempt.step.index
+        verdict, switch_to = self._hold(step, attempt.record)
+        if verdict is Verdict.BROKEN and runtime.standing.rank.doubt == step:
+            verdict = self._out_of_doubt(step, self._switch.decision(step))
+        if verdict is not Verdict.PASSED:
+            msg = (
+                "somebody's attempt was not good" if verdict is Verdict.REFUSED else "a link broke"
+            )
+            raise Interrupted(msg)
+        attempt.phase = Phase.PASSED
+        attempt.switch_to = 0 if is_last else switch_to
+        runtime.injector.at(Point.AFTER_VOTE, step)
+
+    def _hold(self, step: int, record: bytes) -> tuple[Verdict, int]:
+        runtime = self._runtime
+        if runtime.sync():
+            return Verdict.BROKEN, 0
+        try:
+            runtime.fabric.quiesce()  # what ends after the vote might end with a peer's death
+            runtime.kept.put(step, runtime.hand_record_on(record))
+            if runtime.copies.is_due(step):
+                runtime.copies.await_keeper(runtime.fabric.timeouts.collective_s)
+            if self._asked.take():
+                runtime.standing.ask()
+            cast, interrupted = runtime.standing.cast(step, good=True)
+            if interrupted:
+                return Verdict.BROKEN, 0
+            heard = runtime.fabric.exchange(votes.encode(self._with_holdings(cast)))
+        except (LinkError, Interrupted):
+            runtime.standing.revoke(runtime.standing.rank.epoch)
+            return Verdict.BROKEN, 0
+        cast_by_all = [votes.decode(payload) for payload in heard]
+        verdict, switch_to = runtime.standing.tally(cast_by_all)
+        if verdict is Verdict.PASSED:
+            runtime.copies.agree([vote.held for vote in cast_by_all])
+            if step == 0:
+                runtime.share([vote.holds for vote in cast_by_all])
+        return verdict, switch_to
+
+    def _with_holdings(self, vote: Vote) -> Vote:
+        """Return the vote; the first one tells what replicas of this rank hold too."""
+        holds = self._tracked.holdings() if vote.step == 0 else b""
+        return vote._replace(holds=holds, held=self._runtime.copies.held)
+
+    def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
+        """Return what became of the vote on `step`, now that the controller has said it."""
+        if order.back:
+            return Verdict.BROKEN
+        if self._runtime.standing.resolve(order.step) is Resolution.APPLY:
+            self._runtime.standing.applied(step)
+            return Verdict.PASSED
+        return Verdict.BROKEN
