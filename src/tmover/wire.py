@@ -268,6 +268,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that others wait for, the worst one first."""
     suspect: str = ""
     """How long it has made no step, and who is to blame, if that is longer than usual."""
+    redundancy: str = ""
+    """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

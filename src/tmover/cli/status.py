@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _ENDED = 3
 """So many of the jobs that have ended are shown unless all are asked for."""
+_SOURCES = {
+    "replicas": "each rank has a replica on another node",
+    "copies": "copies on other nodes, to which all return",
+}
 
 
 @click.command(name="status")
@@ -63,6 +67,8 @@ def render(status: JobStatus) -> str:
     if status.move is not None:
         move = status.move
         lines += ["", f"move: {move.phase}{_move(move)}"]
+    if status.redundancy and status.code is None:
+        lines += ["", f"a lost rank's state: {_SOURCES[status.redundancy]}"]
     lines += _troubles(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]

@@ -103,13 +103,18 @@ def let_hold(group: Any, ranks: Sequence[int]) -> None:
 def let_derive(rank: int) -> None:
     """Let everything alive that has derived its place from a rank do so again.
 
-    Meshes keep their coordinate, and FSDP2 keeps its place in the groups of its mesh. Whoever has
-    hidden one from the garbage collector (`gc.freeze`) is found out when it is to receive state.
+    Meshes keep their coordinate, FSDP2 its place in the groups of its mesh, a ZeRO optimizer its
+    share. Whoever has hidden one from the garbage collector (`gc.freeze`) is found out when it is
+    to receive state.
     """
+    zero = loaded("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer")
     mesh = loaded("torch.distributed.device_mesh", "DeviceMesh")
     info = loaded("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
-    for each in gc.get_objects() if mesh else ():
-        if isinstance(each, mesh):
+    for each in gc.get_objects() if mesh or zero else ():
+        if isinstance(each, zero):
+            each.rank, each.global_rank = each.process_group.rank(), rank
+            each._init_local_optimizer()
+        elif isinstance(each, mesh):
             each._rank = rank
             each._coordinate_on_dim = each._compute_coordinate_on_dim()
         elif isinstance(each, info):

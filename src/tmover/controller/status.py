@@ -85,6 +85,7 @@ def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.Job
         notes=tuple(ledger.notes),
         outcome=shown.outcome,
         code=shown.code,
+        redundancy=shown.redundancy,
         waits=() if shown.code is not None else _waits(ledger.job, presence),
     )
 

@@ -60,6 +60,8 @@ class View:
     outcome: str
     """How it ended, "" before."""
     code: int | None
+    redundancy: str
+    """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
 
 
 def view(job: Job) -> View:
@@ -76,6 +78,7 @@ def view(job: Job) -> View:
         move=_move(job),
         outcome="" if ended is None else ended.reason,
         code=None if ended is None else ended.code,
+        redundancy="copies" if job.copies else "replicas" if job.keepers else "",
     )
 
 

@@ -68,12 +68,13 @@ class Copying:
     """A generation that is being made. `finish` may run in another thread than the training."""
 
     def __init__(self, tracked: Tracked, *, step: int, record: bytes) -> None:
-        """Copy what a forward may change. `record` is this rank's, as of the vote on `step`."""
+        """Copy what a forward may change. `record`: this rank's, of the vote on `step`, if any."""
         captured = capture(tracked)
         self.generation = Generation(
             step, seat=tracked.seat(), header=captured.header, layouts=captured.layouts
         )
-        self.generation.record = Record.decode(record).renewed(tracked).encode()
+        mine = Record.decode(record) if record else Record.capture(tracked, position=None)
+        self.generation.record = mine.renewed(tracked).encode()
         lasting = _updated_only(tracked)
         pairs = list(zip(self.generation.tensors, captured.tensors, strict=True))
         _copy([pair for pair in pairs if id(pair[1]) not in lasting])
@@ -92,7 +93,7 @@ def _updated_only(tracked: Tracked) -> set[int]:
     """Return the tensors, by id, that nothing but an optimizer's step changes."""
     found = {id(shards.local(parameter)) for parameter in tracked.parameters()}
     for each in tracked.every_part():
-        for state in each.optimizer.state.values() if isinstance(each, OptimizerPart) else ():
+        for state in each.states.values() if isinstance(each, OptimizerPart) else ():
             values = state.values() if isinstance(state, dict) else ()
             found.update(id(shards.local(v)) for v in values if isinstance(v, torch.Tensor))
     return found

@@ -119,7 +119,9 @@ def _decoded(header: bytes | bytearray) -> Header:
 
 def _turn(each: Part) -> int:
     """Modules first; optimizers last, so that no scheduler's load can change their numbers."""
-    return {ModulePart: 0, OptimizerPart: 2}.get(type(each), 1)
+    if isinstance(each, ModulePart):
+        return 0
+    return 2 if isinstance(each, OptimizerPart) else 1
 
 
 def _references(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], tree.Ref]]:

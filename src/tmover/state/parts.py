@@ -64,8 +64,7 @@ def part(name: str, obj: object) -> Part:
     if isinstance(obj, nn.Module):
         return ModulePart(name, obj)
     if type(obj).__name__ == "ZeroRedundancyOptimizer":
-        msg = f"tracked `{name}` is sharded; sharded optimizers cannot be tracked yet"
-        raise StateError(msg)
+        return ZeroPart(name, obj)
     if isinstance(obj, torch.optim.Optimizer) and not _has_own_state_dict(obj):
         return OptimizerPart(name, obj)
     if isinstance(obj, Stateful) and not isinstance(obj, type):
@@ -204,6 +203,11 @@ class OptimizerPart:
         self.target: object = optimizer
         self.optimizer = optimizer
 
+    @property
+    def states(self) -> dict[Any, Any]:
+        """What this rank holds for parameters, by parameter."""
+        return self.optimizer.state
+
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters, in the order of the groups."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -227,7 +231,7 @@ class OptimizerPart:
     def tree(self) -> Any:
         """Return the state by parameter number, and the groups; of what is sharded, its parts."""
         numbers = {id(p): i for i, p in enumerate(self.parameters())}
-        states = {numbers.get(id(k), k): _parts_of(v) for k, v in self.optimizer.state.items()}
+        states = {numbers.get(id(k), k): _parts_of(v) for k, v in self.states.items()}
         return {"state": {k: v for k, v in states.items() if v != {}}, "groups": self.groups()}
 
     def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
@@ -242,7 +246,7 @@ class OptimizerPart:
     def adopt(self, state: Any) -> None:
         """Make the state exactly `state`, keeping every object that can be kept."""
         parameters = self.parameters()
-        live = self.optimizer.state
+        live = self.states
         kept = {id(key): value for key, value in live.items() if isinstance(value, dict)}
         live.clear()
         for number, value in state["state"].items():
@@ -267,6 +271,29 @@ class OptimizerPart:
                         mine.copy_(value)
                 else:
                     group[key] = value
+
+
+class ZeroPart(OptimizerPart):
+    """A `ZeroRedundancyOptimizer`: a rank holds the state of its share of the parameters."""
+
+    def __init__(self, name: str, optimizer: Any) -> None:
+        if optimizer._overlap_with_ddp:
+            msg = (
+                f"tracked `{name}` updates inside DDP's backward (overlap_with_ddp=True), before "
+                "anybody could vote; make it without"
+            )
+            raise StateError(msg)
+        super().__init__(name, optimizer)
+
+    @property
+    def states(self) -> dict[Any, Any]:
+        """What this rank holds for its share, by parameter."""
+        state: dict[Any, Any] = self.optimizer.optim.state  # type: ignore[attr-defined]
+        return state
+
+    def place(self) -> Any:
+        """Return which share this rank holds."""
+        return self.optimizer.rank  # type: ignore[attr-defined]
 
 
 def _parts_of(state: Any) -> Any:

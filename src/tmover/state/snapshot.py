@@ -15,7 +15,9 @@ import torch
 from tmover.errors import StateError
 from tmover.state import rng, tree
 from tmover.state.capture import Tracked
+from tmover.state.generations import Copying
 from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+from tmover.state.records import Record
 from tmover.state.untouched import Untouched
 
 _LARGE_BYTES = 1 << 20
@@ -61,8 +63,14 @@ class _Packed:
 class Snapshot:
     """A step's opening. Only the latest snapshot of what is tracked can be restored."""
 
-    def __init__(self, tracked: Tracked, *, streams: bytes | None = None) -> None:
-        """Take it. `streams` spares capturing the random streams."""
+    def __init__(
+        self, tracked: Tracked, *, streams: bytes | None = None, whole: bool = False
+    ) -> None:
+        """Take it. `streams` spares capturing the random streams; `whole` makes updates undoable.
+
+        A whole one must be told by `hold_still` before an update.
+        """
+        self._whole = Copying(tracked, step=0, record=b"") if whole else None
         parts = tracked.every_part()
         tracked.buffers.refresh()
         tracked.snapshots += 1
@@ -84,8 +92,15 @@ class Snapshot:
         self._gradients = [(p, p.grad is not None) for p in parameters]
         self._untouched = Untouched(parameters, closely=self._serial <= _CLOSE_LOOKS)
 
+    def hold_still(self) -> None:
+        """Copy what an update is about to change, if it is to be undoable."""
+        if self._whole is not None:
+            self._whole.finish()
+
     def refuse_updates(self, tracked: Tracked) -> None:
         """Raise `StateError` if a parameter changed: doing the step again would do it twice."""
+        if self._whole is not None:
+            return
         changed = self._untouched.changed()
         if changed is not None:
             msg = (
@@ -104,6 +119,10 @@ class Snapshot:
             msg = "a later snapshot was taken; only the latest can be restored"
             raise StateError(msg)
         self.refuse_updates(tracked)
+        if self._whole is not None:
+            before = self._whole.finish()
+            before.restore(tracked)
+            Record.decode(before.record).restore_private(tracked)
         with torch.no_grad():
             tracked.buffers.restore()
             for module, training in self._modes:

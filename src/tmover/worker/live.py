@@ -49,6 +49,8 @@ class LiveEngine:
         self._batches: Batches | None = None
         self._groups = ""
         """A digest of the groups that the script had made when it opened the loop."""
+        self._undo = False
+        """Whether a step is voted on at its end, its updates included."""
         self._total = 0
         self._rehearsed = 0
         self._finals: set[int] = set()
@@ -87,8 +89,9 @@ class LiveEngine:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def begin(self, loader: Any, total: int | None) -> int:
+    def begin(self, loader: Any, total: int | None, *, undo: bool) -> int:
         """Open the loop."""
+        self._undo = undo
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
         self._groups = intercept.shape()
         self.tracked.refuse_hooks_with_state()
@@ -209,7 +212,8 @@ class LiveEngine:
                     refusals.warn_of_late(opening, self.tracked, step.index)
                 opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
-        self._attempt = Attempt(step=step, snapshot=Snapshot(self.tracked))
+        snapshot = Snapshot(self.tracked, whole=self._undo and not self.sandbox)
+        self._attempt = Attempt(step=step, snapshot=snapshot)
         runtime.fabric.attempt_open = True
         runtime.fabric.refusal = runtime.fabric.caution = ""
         if self._echo:
@@ -269,6 +273,7 @@ class LiveEngine:
     def _commit(self, attempt: Attempt) -> None:
         runtime, index = self._runtime, attempt.step.index
         attempt.step.committed = True
+        attempt.step.durable = runtime.copies.durable if runtime.copies.active else index
         if runtime.standing.rank.saving is Saving.NOW:
             attempt.step.checkpoint_requested = True
             self._asked.answered()
@@ -297,16 +302,19 @@ class LiveEngine:
                 msg = "optimizer.step() outside of `with step:` would not be applied by all or none"
                 raise ConfigError(msg)
             return
-        refusals.check_closure(optimizer, args, kwargs)
+        if not self._undo:
+            refusals.check_closure(optimizer, args, kwargs)
         if id(optimizer) not in self._checked:
             refusals.check_tracked(self.tracked, optimizer)
             self._checked.add(id(optimizer))
-        if not self.sandbox and attempt.phase is Phase.OPEN:
+        if not self.sandbox and attempt.phase is Phase.OPEN and not self._undo:
             self._vote(attempt)
-        self._runtime.fabric.refusal = refusals.AFTER_UPDATE
+        if not self._undo:
+            self._runtime.fabric.refusal = refusals.AFTER_UPDATE
         if self.sandbox:
             return
         self._runtime.copies.hold_still()
+        attempt.snapshot.hold_still()
         self._runtime.injector.at(Point.BEFORE_UPDATE, attempt.step.index)
 
     def _vote(self, attempt: Attempt) -> None:

@@ -61,8 +61,9 @@ class PlainEngine:
         """The rank among the processes of this node."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
-    def begin(self, loader: Any, total: int | None) -> int:
-        """Open the loop."""
+    def begin(self, loader: Any, total: int | None, *, undo: bool) -> int:
+        """Open the loop; nothing is ever undone."""
+        del undo
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
         self._total = self._batches.length() if total is None else total
         return self._total
@@ -95,6 +96,7 @@ class PlainEngine:
         """End: committed unless the body raised."""
         step.committed = error is None
         if step.committed:
+            step.durable = step.index
             step.checkpoint_requested = self._poll.next()
         return False
 

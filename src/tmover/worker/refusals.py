@@ -26,7 +26,8 @@ OUTSIDE_OF_STEP = (
 )
 AFTER_UPDATE = (
     "a collective after the first optimizer.step() of a `with step:`: the update could not be "
-    "taken back if a node were lost in it; put it before optimizer.step()"
+    "taken back if a node were lost in it; put it before optimizer.step(), or say "
+    "session.steps(..., undo=True)"
 )
 AFTER_LOOP = (
     "a collective after the loop: it could not be done again if a node were lost in it; write "

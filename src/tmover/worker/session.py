@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tmover.core.events import NO_STEP
 from tmover.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Engine(Protocol):
     def tracked(self) -> Tracked:
         """What the session looks after."""
 
-    def begin(self, loader: Any, total: int | None) -> int:
+    def begin(self, loader: Any, total: int | None, *, undo: bool) -> int:
         """Open the loop over `loader`; return the number of steps it will have."""
 
     def leave(self) -> None:
@@ -79,6 +80,11 @@ class Step:
     `checkpoint_requested` says, after a committed step, that the job was asked for a checkpoint
     (SIGUSR1 at any of its processes: the time limit is near). It is true on all ranks after the
     same step, and once per request; once more if a node is lost before all have gone on.
+
+    `durable` is the last step that the loss of a node cannot undo any more, -1 while there is none.
+    Where each rank has a replica on another node that is the step itself, once it is committed.
+    Where ranks are kept as copies it is one or a few steps before: if a node is lost, all return
+    there, and the steps since then are handed out, and committed, again, with the same outcome.
     """
 
     def __init__(self, engine: Engine, index: int, batch: Any) -> None:
@@ -86,6 +92,7 @@ class Step:
         self.batch = batch
         self.committed = False
         self.checkpoint_requested = False
+        self.durable = NO_STEP
         self._engine = engine
 
     def __enter__(self) -> Step:
@@ -145,14 +152,17 @@ class Session:
         for name, value in (per_rank or {}).items():
             self._engine.tracked.track(name, value, per_rank=True)
 
-    def steps(self, loader: Any, *, total: int | None = None) -> Iterator[Step]:
+    def steps(self, loader: Any, *, total: int | None = None, undo: bool = False) -> Iterator[Step]:
         """Yield `total` steps over `loader`, pass after pass; without `total`, one pass.
 
         Every collective of the loop stands inside `with step:`, before `optimizer.step()`. One
         after it is refused; one outside of the `with` is refused in the first steps and warned of
         later.
         One `with` is one update: the first `optimizer.step()` in it votes, and the update is
-        applied by all ranks or by none.
+        applied by all ranks or by none. With `undo` the vote is at the end of the `with`, and there
+        may be several updates in it, with collectives between and in them: a GAN's two backwards,
+        the broadcasts of a ZeroRedundancyOptimizer, a closure. For that each rank copies what it
+        tracks before the first update of every step, into host memory.
 
         A standby that takes a rank over must read that rank's samples, and whether samples depend
         on the rank cannot be seen from outside. So under `tmover run`, with more than one node, the
@@ -165,7 +175,7 @@ class Session:
             msg = "session.steps() was called twice: one job has one training loop"
             raise ConfigError(msg)
         self._loops += 1
-        self._engine.begin(loader, total)
+        self._engine.begin(loader, total, undo=undo)
         return self._iterate()
 
     def final(self) -> Iterator[Step]:

@@ -21,8 +21,8 @@ _DIGEST_BYTES = 16
 def encode(vote: Vote) -> bytes:
     """Return the vote as bytes.
 
-    >>> decode(encode(Vote(step=3, good=True, armed=2, holds=b"x", held=2)))
-    Vote(step=3, good=True, armed=2, checkpoint=False, holds=b'x', held=2)
+    >>> decode(encode(Vote(step=3, good=True, armed=2, held=1)))
+    Vote(step=3, good=True, armed=2, checkpoint=False, holds=b'', held=1)
     """
     step, good, armed, checkpoint, holds, held = vote
     return _VOTE.pack(step, good, armed, checkpoint, held) + holds
@@ -30,7 +30,7 @@ def encode(vote: Vote) -> bytes:
 
 def decode(payload: bytes) -> Vote:
     """Return a vote. Raises `ProtocolError` for anything that is none."""
-    if not _VOTE.size <= len(payload) <= _VOTE.size + _DIGEST_BYTES:
+    if len(payload) not in (_VOTE.size, _VOTE.size + _DIGEST_BYTES):
         msg = f"a vote of {len(payload)} bytes"
         raise ProtocolError(msg)
     step, good, armed, checkpoint, held = _VOTE.unpack_from(payload)

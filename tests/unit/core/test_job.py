@@ -672,11 +672,27 @@ def test_a_standby_takes_no_slot_whose_ranks_track_something_else() -> None:
     story = Story().training()
     story.job = dataclasses.replace(story.job, schemas={0: SCHEMA, 1: {"model": "x"}, 2: SCHEMA})
 
-    story.tell(requested("n1"))
-    assert story.job.phase == Training()
     story.tell(requested("n0"))
+
     assert isinstance(story.job.phase, Preparing)
     assert story.job.phase.move.slots == ("s0", "a1", "a2")
+
+
+def test_a_standby_that_fits_no_slot_that_is_to_be_left_rehearses_that_one() -> None:
+    """The ranks of a pipeline's stages track different things."""
+    story = Story().training()
+    story.job = dataclasses.replace(story.job, schemas={0: SCHEMA, 1: {"model": "x"}, 2: SCHEMA})
+
+    actions = story.tell(requested("n1"))
+
+    assert story.job.phase == Training()
+    assert [a for a in actions if isinstance(a, Welcome)] == [
+        Welcome(job="j", agent="s0", launch=2, slot=1, nnodes=3, nproc=1, sandbox=True)
+    ]
+    assert not [a for a in story.tell(requested("n1")) if isinstance(a, Welcome)]
+    story.tell(launched("s0", 2), warm("s0/0", 2, {"model": "x"}))
+    assert isinstance(story.job.phase, Preparing)
+    assert story.job.phase.move.slots == ("a0", "s0", "a2")
 
 
 def test_a_move_begins_when_a_standby_gets_warm() -> None:

@@ -12,6 +12,8 @@ any_vote = st.builds(
     good=st.booleans(),
     armed=st.integers(min_value=0, max_value=2**32 - 1),
     checkpoint=st.booleans(),
+    holds=st.sampled_from([b"", bytes(range(16))]),
+    held=st.integers(min_value=-1, max_value=2**62),
 )
 
 

@@ -1,0 +1,47 @@
+"""Steps with several updates, or collectives in them: undone as a whole if a node is lost."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from e2e.conftest import Twin
+from support.training import Kind, Training, assert_as_if_undisturbed
+from tmover.cluster import LocalCluster
+
+SCRIPT = pathlib.Path(__file__).parent / "train_undo.py"
+
+
+def kind_of(what: str) -> Kind:
+    return Kind(steps=12, arguments=("--what", what), script=SCRIPT)
+
+
+@pytest.mark.parametrize("point", ["before_update", "before_vote", "after_vote", "after_body"])
+@pytest.mark.parametrize("what", ["gan", "closure"])
+def test_what_was_updated_in_a_step_that_is_lost_is_undone(
+    cluster: LocalCluster, undisturbed: Twin, what: str, point: str
+) -> None:
+    """`before_update` is before the first of a step's updates: the last ranks are beyond it."""
+    kind = kind_of(what)
+    training = Training(cluster, kind, inject=f"kill:rank=1,step=6,point={point}")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.status.epoch > 1
+    assert outcome.redone() <= 1
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("point", ["before_update", "before_vote", "after_vote"])
+def test_a_share_of_an_optimizer_is_taken_from_its_copy(
+    cluster: LocalCluster, undisturbed: Twin, point: str, rank: int
+) -> None:
+    kind = kind_of("zero")
+    training = Training(cluster, kind, inject=f"kill:rank={rank},step=6,point={point}")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert outcome.status.epoch > 1

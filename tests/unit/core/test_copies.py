@@ -1,0 +1,130 @@
+"""Jobs in which no rank can stand in for another: all return to the newest copies there are."""
+
+from __future__ import annotations
+
+from support.jobs import Story, exited, joined, reported, warm
+from tmover.core.events import Reported, Sharing
+from tmover.core.orders import Action, Assign
+from tmover.core.phase import Forming, Recovering, Waiting
+
+Kept = dict[int, tuple[int, ...]]
+
+
+def without_replicas(story: Story) -> Story:
+    """Say what the first vote has shown: nobody has a replica."""
+    story.training()
+    story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=()))
+    return story
+
+
+def stands(worker: str, step: int, own: tuple[int, ...], kept: Kept, *, of: int = 1) -> Reported:
+    """Return the word of a worker that stands at `step` and holds copies of its own and others."""
+    return Reported(
+        job="j", worker=worker, of=of, epoch=of, step=step, doubt=None, own=own, kept=kept
+    )
+
+
+def assigned(actions: list[Action]) -> dict[str, Assign]:
+    return {action.agent: action for action in actions if isinstance(action, Assign)}
+
+
+def test_all_return_to_the_newest_copy_there_is_of_every_rank() -> None:
+    story = without_replicas(Story())
+    story.tell(exited("a1"))
+
+    actions = story.tell(
+        stands("a0/0", 7, (6, 7), {2: (6, 7)}),
+        stands("a2/0", 7, (6, 7), {1: (6,)}),
+    )
+
+    orders = assigned(actions)
+    assert set(orders) == {"a0", "s0", "a2"}
+    assert all(order.back and order.step == 6 for order in orders.values())
+    assert orders["a0"].sources == {"s0/0": "a2/0"}
+    assert isinstance(story.job.phase, Recovering)
+
+
+def test_who_holds_no_copy_of_its_own_gets_it_from_its_keeper_too() -> None:
+    """A joiner has none until it has trained on for a step."""
+    story = without_replicas(Story())
+    story.tell(exited("a1"))
+
+    actions = story.tell(
+        stands("a0/0", 7, (6, 7), {2: (6, 7)}),
+        stands("a2/0", 7, (7,), {1: (6,)}),
+    )
+
+    assert assigned(actions)["a0"].sources == {"s0/0": "a2/0", "a2/0": "a0/0"}
+
+
+def test_a_step_that_was_committed_is_taken_back_with_the_others() -> None:
+    """Also where a rank is in doubt about the next one: it passed nowhere that counts."""
+    story = without_replicas(Story())
+    story.tell(exited("a1"))
+    doubtful = Reported(
+        job="j", worker="a0/0", of=1, epoch=1, step=6, doubt=7, own=(5, 6), kept={2: (5, 6)}
+    )
+
+    actions = story.tell(doubtful, stands("a2/0", 7, (5, 6, 7), {1: (5,)}))
+
+    assert {order.step for order in assigned(actions).values()} == {5}
+
+
+def test_copies_that_went_with_two_nodes_start_all_afresh() -> None:
+    story = without_replicas(Story(standbys=2))
+    story.tell(exited("a1"), exited("a2"))
+
+    story.tell(stands("a0/0", 7, (6, 7), {2: (6, 7)}))
+
+    assert isinstance(story.job.phase, Forming)
+    assert not story.job.copies
+    assert story.job.keepers == ()
+
+
+def test_two_nodes_that_do_not_keep_for_each_other_are_replaced() -> None:
+    story = without_replicas(Story(nnodes=4, standbys=2))
+    story.tell(exited("a1"), exited("a3"))
+
+    actions = story.tell(
+        stands("a0/0", 7, (6, 7), {3: (6, 7)}), stands("a2/0", 7, (6, 7), {1: (6, 7)})
+    )
+
+    orders = assigned(actions)
+    assert orders["a0"].step == 7
+    assert orders["a0"].sources == {"s0/0": "a2/0", "s1/0": "a0/0"}
+
+
+def test_a_second_loss_in_a_recovery_returns_to_what_is_left_then() -> None:
+    """The joiner holds the copy it has received, and its keeper still keeps it."""
+    story = without_replicas(Story(nnodes=4, standbys=2))
+    story.tell(exited("a1"))
+    others = {"a0/0": {3: (6, 7)}, "a2/0": {1: (6,)}, "a3/0": {2: (6, 7)}}
+    story.tell(*(stands(worker, 7, (6, 7), kept) for worker, kept in others.items()))
+    assert isinstance(story.job.phase, Recovering)
+
+    story.tell(exited("a3"))
+    actions = story.tell(
+        stands("a0/0", 6, (6,), {3: (6,)}, of=2),
+        stands("a2/0", 6, (6,), {1: (6,)}, of=2),
+        reported("s0/0", None, of=2, epoch=0),
+    )
+
+    orders = assigned(actions)
+    assert {order.step for order in orders.values()} == {6}
+    assert orders["a0"].sources == {"s0/0": "a2/0", "s1/0": "a0/0"}
+
+
+def test_without_a_standby_the_copies_wait() -> None:
+    story = without_replicas(Story(standbys=0))
+    story.tell(exited("a1"))
+    story.tell(
+        stands("a0/0", 7, (6, 7), {2: (6, 7)}),
+        stands("a2/0", 7, (6, 7), {1: (6, 7)}),
+    )
+    assert isinstance(story.job.phase, Waiting)
+
+    story.tell(joined("s0"))
+    actions = story.warmed("s0")
+
+    assert {order.step for order in assigned(actions).values()} == {7}
+    assert warm("s0/0").schema == story.job.schemas[1]
