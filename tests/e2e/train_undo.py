@@ -41,7 +41,7 @@ def gan(session: Session) -> Callable[[Batch], torch.Tensor]:
         worth.backward()
         second.step()
         first.zero_grad()
-        cost = judge(maker(torch.randn_like(x))).mean()
+        cost: torch.Tensor = judge(maker(torch.randn_like(x))).mean()
         cost.backward()
         first.step()
         first.zero_grad()
@@ -59,8 +59,8 @@ def zero(session: Session) -> Callable[[Batch], torch.Tensor]:
     session.track(model=model, optimizer=optimizer)
 
     def update(x: Batch) -> torch.Tensor:
-        loss = (model(x + 0.1 * torch.randn_like(x)) - x).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        loss: torch.Tensor = (model(x + 0.1 * torch.randn_like(x)) - x).square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss
@@ -76,11 +76,11 @@ def closure(session: Session) -> Callable[[Batch], torch.Tensor]:
     def update(x: Batch) -> torch.Tensor:
         def evaluate() -> torch.Tensor:
             optimizer.zero_grad()
-            loss = (model(x) - x).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+            loss: torch.Tensor = (model(x) - x).square().mean()
+            loss.backward()
             return loss
 
-        loss = optimizer.step(evaluate)
+        loss = optimizer.step(evaluate)  # type: ignore[no-untyped-call]  # torch has none here
         optimizer.zero_grad()
         return torch.as_tensor(loss)
 

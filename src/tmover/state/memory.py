@@ -65,7 +65,8 @@ def refuse_unreadable(tensor: torch.Tensor, path: str) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         why = "has no shape yet; run one forward before tracking it"
     elif is_traceable_wrapper_subclass(tensor):
-        why = f"is a `{type(tensor).__name__}`; sharded and wrapped tensors cannot be tracked yet"
+        name = type(tensor).__name__
+        why = f"is a `{name}`; of wrapped tensors only a model's own DTensors can be tracked"
     elif tensor.layout is not torch.strided or tensor.is_quantized:
         why = "is a sparse or quantized tensor; only dense ones can be tracked"
     elif tensor.device.type == "meta":

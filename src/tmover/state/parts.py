@@ -94,7 +94,9 @@ class ModulePart:
         self.modules = list(self.module.modules())
         self._extra = any(_adds_to_state_dict(m) for m in self.modules)
         if any(type(m).__name__ == "FullyShardedDataParallel" for m in self.modules):
-            msg = f"tracked `{name}` is sharded by FSDP; sharded modules cannot be tracked yet"
+            msg = (
+                f"tracked `{name}` is sharded by FSDP1: shard it with `fully_shard` (FSDP2) instead"
+            )
             raise StateError(msg)
         for key, tensor in self._tensors().items():
             refuse_unreadable(shards.local(tensor), f"tracked `{name}`: `{key}`")

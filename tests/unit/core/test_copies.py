@@ -98,7 +98,7 @@ def test_a_second_loss_in_a_recovery_returns_to_what_is_left_then() -> None:
     """The joiner holds the copy it has received, and its keeper still keeps it."""
     story = without_replicas(Story(nnodes=4, standbys=2))
     story.tell(exited("a1"))
-    others = {"a0/0": {3: (6, 7)}, "a2/0": {1: (6,)}, "a3/0": {2: (6, 7)}}
+    others: dict[str, Kept] = {"a0/0": {3: (6, 7)}, "a2/0": {1: (6,)}, "a3/0": {2: (6, 7)}}
     story.tell(*(stands(worker, 7, (6, 7), kept) for worker, kept in others.items()))
     assert isinstance(story.job.phase, Recovering)
 

@@ -512,6 +512,7 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 
     def __init__(self) -> None:
         super().__init__([nn.Parameter(torch.zeros(1))])
+        self._overlap_with_ddp = True
 
 
 def wrapped_tensors() -> nn.Module:
@@ -531,9 +532,12 @@ def wrapped_tensors() -> nn.Module:
         (Holding, "tracked `x` is a class; track takes modules"),
         (3, "tracked `x` is a `builtins.int`; track takes modules"),
         (nn.LazyLinear(3), "tracked `x`: `weight` has no shape yet"),
-        (wrapped_tensors(), "tracked `x`: `weight` is a `TwoTensor`; sharded and wrapped tensors"),
-        (FullyShardedDataParallel(), "tracked `x` is sharded by FSDP"),
-        (ZeroRedundancyOptimizer(), "tracked `x` is sharded; sharded optimizers"),
+        (wrapped_tensors(), "tracked `x`: `weight` is a `TwoTensor`; of wrapped tensors only"),
+        (
+            FullyShardedDataParallel(),
+            "tracked `x` is sharded by FSDP1: shard it with `fully_shard`",
+        ),
+        (ZeroRedundancyOptimizer(), "tracked `x` updates inside DDP's backward"),
         (nn.Linear(1, 1, device="meta"), "tracked `x`: `weight` is on the meta device"),
     ],
 )
