@@ -42,7 +42,7 @@ def gan(session: Session) -> Callable[[Batch], torch.Tensor]:
         second.step()
         first.zero_grad()
         cost: torch.Tensor = judge(maker(torch.randn_like(x))).mean()
-        cost.backward()
+        cost.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         first.step()
         first.zero_grad()
         second.zero_grad()
@@ -60,7 +60,7 @@ def zero(session: Session) -> Callable[[Batch], torch.Tensor]:
 
     def update(x: Batch) -> torch.Tensor:
         loss: torch.Tensor = (model(x + 0.1 * torch.randn_like(x)) - x).square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
         optimizer.zero_grad()
         return loss
@@ -77,7 +77,7 @@ def closure(session: Session) -> Callable[[Batch], torch.Tensor]:
         def evaluate() -> torch.Tensor:
             optimizer.zero_grad()
             loss: torch.Tensor = (model(x) - x).square().mean()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
             return loss
 
         loss = optimizer.step(evaluate)  # type: ignore[no-untyped-call]  # torch has none here
