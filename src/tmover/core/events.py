@@ -308,6 +308,15 @@ AnyEvent = Union[
     Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
     CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, DeadlinePassed,
 ]  # fmt: skip
+Outside = (
+    Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | StandbysGone
+    | LeaseExpired | Stuck
+)  # fmt: skip
+"""What people, the scheduler and suspicion say."""
+OfMoves = Union[
+    Prepared, PrepareFailed, Entered, Verified, Passed, Broken, Reported, Finished, Answered,
+]  # fmt: skip
+"""What workers and agents say of moves and failures."""
 FromAgent = Union[
     Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
     Broken, Reported, Finished, Exited, Left, Answered,

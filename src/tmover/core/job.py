@@ -33,6 +33,8 @@ from tmover.core.events import (
     MoveRequested,
     NodeLost,
     NodeReady,
+    OfMoves,
+    Outside,
     Passed,
     Plan,
     Prepared,
@@ -80,10 +82,6 @@ from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
 
 _NOWHERE = Plan(epoch=0, members=())
-_OUTSIDE = (
-    Submitted, MoveRequested, NodeReady, CancelRequested, NodeLost, StandbysGone, LeaseExpired,
-    Stuck,
-)  # fmt: skip
 
 
 def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
@@ -102,7 +100,7 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         _hear_farewell(draft, event)
     elif isinstance(event, Launched | Looping | Sharing | Warm | Exited):
         _hear_of_launch(draft, event)
-    elif isinstance(event, _OUTSIDE):
+    elif isinstance(event, Outside):
         _hear_outside(draft, event)
     else:
         _hear_worker(draft, event)
@@ -161,19 +159,7 @@ def _exit(job: Job, agent: Agent, code: int, reason: str) -> Exit:
     return Exit(code, reason, is_own_error(code) and not was_carried_along)
 
 
-def _hear_outside(
-    draft: Draft,
-    event: (
-        Submitted
-        | MoveRequested
-        | NodeReady
-        | CancelRequested
-        | NodeLost
-        | StandbysGone
-        | LeaseExpired
-        | Stuck
-    ),
-) -> None:
+def _hear_outside(draft: Draft, event: Outside) -> None:
     match event:
         case Submitted():
             form.submit(draft, event)
@@ -194,20 +180,7 @@ def _hear_outside(
             epochs.give_up_stuck(draft, event)
 
 
-def _hear_worker(
-    draft: Draft,
-    event: (
-        Prepared
-        | PrepareFailed
-        | Entered
-        | Verified
-        | Passed
-        | Broken
-        | Reported
-        | Finished
-        | Answered
-    ),
-) -> None:
+def _hear_worker(draft: Draft, event: OfMoves) -> None:
     match event:
         case Prepared():
             move.prepared(draft, event)
