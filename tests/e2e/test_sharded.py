@@ -74,3 +74,59 @@ def test_without_replicas_all_return_to_copies(
     returned = {line["step"] for line in outcome.events("returned")}
     assert len(returned) == 1
     assert min(returned) >= 4
+
+
+def test_two_lost_nodes_that_do_not_keep_for_each_other_are_replaced(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    kind = kind_of("fsdp")
+    faults = ";".join(f"kill:rank={rank},step=6,point=before_vote" for rank in (0, 2))
+    training = Training(cluster, kind, standby=2, inject=faults)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert len({line["worker"] for line in outcome.events("handoff_end")}) == 2
+
+
+def test_a_joiner_that_dies_while_it_receives_a_copy_is_replaced(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    kind = kind_of("fsdp")
+    faults = "kill:rank=1,step=6,point=before_vote;kill:sandbox=1,node=node5,point=in_handoff"
+    training = Training(cluster, kind, standby=2, inject=faults)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert len({line["worker"] for line in outcome.events("handoff_begin")}) == 2
+
+
+@pytest.mark.parametrize("lost", [0, 2], ids=["ward", "keeper"])
+def test_a_loss_some_steps_after_a_planned_move_finds_copies_of_all(
+    cluster: LocalCluster, undisturbed: Twin, lost: int
+) -> None:
+    """The joiner's neighbours have sent it theirs, and taken its own, by then."""
+    kind = kind_of("fsdp")
+    inject = f"kill:rank={lost},step={HELD + 4},point=before_vote"
+    training = Training(cluster, kind, standby=2, hold_at=HELD, inject=inject)
+
+    outcome = moved(training, 1)
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert outcome.events("returned")
+
+
+def test_copies_may_be_made_less_often(cluster: LocalCluster, undisturbed: Twin) -> None:
+    kind = kind_of("fsdp")
+    training = Training(
+        cluster,
+        kind,
+        inject="kill:rank=1,step=8,point=before_vote",
+        settings={"TMOVER_WORKER_COPY_EVERY": "3"},
+    )
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=3)
+    assert {line["step"] for line in outcome.events("returned")} <= {2, 5}
