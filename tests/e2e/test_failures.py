@@ -49,6 +49,20 @@ def test_a_redo_moves_no_uncounted_buffer_twice_and_loses_no_late_change(
     assert outcome.redone() == 1
 
 
+@pytest.mark.parametrize("point", ["in_backward", "before_vote", "after_vote", "after_body"])
+def test_a_step_whose_update_a_scaler_skips_is_a_step_like_any_other(
+    cluster: LocalCluster, undisturbed: Twin, point: str
+) -> None:
+    """The averaged model moves in it all the same, after the vote and not before."""
+    kind = Kind(arguments=("--overflow", "7", "--late", "average"))
+    training = Training(cluster, kind, inject=f"kill:rank=1,step=7,point={point}")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.redone() <= 1
+
+
 UNWAITED = """
 import os, torch, torch.distributed as dist, tmover
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -6,7 +6,8 @@ that step, until the file exists. `--codes` adds a buffer that moves through `.d
 an averaged model, and what each rank counts for itself, change after `optimizer.step()`. `--save`
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
-connected on rank 0, in every attempt at that step.
+connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
+overflow in that step, whose update is skipped.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--save", type=pathlib.Path, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--cut-at", type=int, default=-1)
+    parser.add_argument("--overflow", type=int, default=None)
     parser.add_argument("--slow", nargs=2, type=float, default=[-1, 0])
     return parser.parse_args()
 
@@ -114,6 +116,10 @@ def main() -> None:
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
     average, count = AveragedModel(model.module[1]), Count()
     late = {"average": average} if "average" in arguments.late else {}
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
+    )
+    session.track(scaler=scaler)
     session.track(**late, per_rank={"count": count} if "count" in arguments.late else None)
 
     for step in session.steps(loader, total=arguments.steps):
@@ -122,14 +128,11 @@ def main() -> None:
                 msg = "the script's own error"
                 raise ValueError(msg)
             _cut(arguments.cut_at, step.index, session.rank)
-            x, y = _slowly(step.batch, arguments.slow, session.rank)
-            for part_x, part_y in zip(
-                x.chunk(arguments.micro), y.chunk(arguments.micro), strict=True
-            ):
-                noise = 0.01 * (random.random() + float(np.random.random()))
-                loss = nn.functional.mse_loss(model(part_x + noise), part_y)
-                (loss / arguments.micro).backward()
-            optimizer.step()
+            batch = _slowly(step.batch, arguments.slow, session.rank)
+            too_much = step.index == arguments.overflow
+            loss = _backward(model, batch, scaler, arguments.micro, 1e30 if too_much else 1.0)
+            scaler.step(optimizer)
+            scaler.update()
             average.update_parameters(model.module[1])
             count.losses.append(loss.item())
             scheduler.step()
@@ -147,6 +150,18 @@ def main() -> None:
             assert last.index == arguments.steps
         if last.committed and session.rank == 0:
             print("sum of ranks", total.item(), flush=True)
+
+
+def _backward(
+    model: nn.Module, batch: Any, scaler: torch.amp.GradScaler, micro: int, factor: float
+) -> torch.Tensor:
+    """Add up the gradients of a batch in parts; return the last part's loss."""
+    loss = torch.zeros(())
+    for x, y in zip(*(each.chunk(micro) for each in batch), strict=True):
+        noise = 0.01 * (random.random() + float(np.random.random()))
+        loss = nn.functional.mse_loss(model(x + noise), y)
+        scaler.scale(factor * factor * loss / micro).backward()
+    return loss
 
 
 def _seed(rank: int) -> None:

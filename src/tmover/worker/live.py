@@ -23,6 +23,7 @@ from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.ballot import Ballot
 from tmover.worker.inject import Point
 from tmover.worker.runtime import Runtime
+from tmover.worker.scaling import vote_where_skipped
 from tmover.worker.session import Step
 from tmover.worker.switch import Switch
 
@@ -64,6 +65,7 @@ class LiveEngine:
         if not dist.is_initialized():
             dist.init_process_group("tmover")
         register_optimizer_step_pre_hook(self._before_update)
+        vote_where_skipped(self._before_update)
 
     # --- who --------------------------------------------------------------------------------------
 
