@@ -101,8 +101,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parsed()
-    session = tmover.init(seed=7)
+    arguments, session = parsed(), tmover.init(seed=7)
     torch.manual_seed(0)
     model = DistributedDataParallel(build(arguments.hidden, codes=arguments.codes))
     _seed(session.rank)
@@ -115,12 +114,12 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
     average, count = AveragedModel(model.module[1]), Count()
-    late = {"average": average} if "average" in arguments.late else {}
+    late: dict[str, Any] = {"average": average} if "average" in arguments.late else {}
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
-    session.track(scaler=scaler)
-    session.track(**late, per_rank={"count": count} if "count" in arguments.late else None)
+    own = {"count": count} if "count" in arguments.late else None
+    session.track(scaler=scaler, **late, per_rank=own)
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
@@ -129,8 +128,8 @@ def main() -> None:
                 raise ValueError(msg)
             _cut(arguments.cut_at, step.index, session.rank)
             batch = _slowly(step.batch, arguments.slow, session.rank)
-            too_much = step.index == arguments.overflow
-            loss = _backward(model, batch, scaler, arguments.micro, 1e30 if too_much else 1.0)
+            factor = 1e30 if step.index == arguments.overflow else 1.0
+            loss = _backward(model, batch, scaler, arguments.micro, factor)
             scaler.step(optimizer)
             scaler.update()
             average.update_parameters(model.module[1])
@@ -160,7 +159,7 @@ def _backward(
     for x, y in zip(*(each.chunk(micro) for each in batch), strict=True):
         noise = 0.01 * (random.random() + float(np.random.random()))
         loss = nn.functional.mse_loss(model(x + noise), y)
-        scaler.scale(factor * factor * loss / micro).backward()
+        scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
     return loss
 
 
