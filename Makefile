@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm clean
+.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm bench-handoff clean
 PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PIN)
 VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
@@ -73,7 +73,9 @@ demo: install ## Watch a job survive a move and the loss of rank 0 (under 4 minu
 docs: install ## Regenerate docs/cli.md and the diagram of phases
 	PYTHONPATH=tests $(BIN)/python -m documents
 
-bench: bench-comm ## Measure the parts: the communicator, then the hand-off of state
+bench: bench-comm bench-handoff ## Measure the parts: the communicator, then the hand-off of state
+
+bench-handoff: install ## Measure the hand-off of state beside a raw copy, and what copies cost
 	OMP_NUM_THREADS=1 $(BIN)/python bench/handoff.py
 
 bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)

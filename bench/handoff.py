@@ -1,11 +1,12 @@
 """How fast state is handed over, as a ratio to copying the same bytes over the same socket.
 
-    python bench/handoff.py [--mib 512] [--rounds 5]
+    python bench/handoff.py [--mib 512] [--rounds 5] [--json FILE]
 
 Two processes on this machine, one thread each, taking turns within each round: a plain copy
 (`sendall`, `recv_into` the target), the same with every chunk hashed on both sides, and the
 hand-off of a model with AdamW's state: hashed, verified in a bounded buffer, then copied into live
-tensors.
+tensors. Then a job of two nodes whose ranks have no replicas, with and without copies
+(`copying.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import pathlib
 import socket
 import statistics
 import struct
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,12 +26,14 @@ import torch
 import xxhash
 from torch import nn
 
+import copying
 from tmover.state.capture import Tracked
 from tmover.state.memory import view
 from tmover.state.transfer import receive_state, send_state
 
 MIB = 1 << 20
 CHUNK = MIB
+OUT = pathlib.Path(__file__).parent / "out" / "handoff.json"
 _SOCKET_BYTES = 4 * MIB
 _CPU = struct.Struct("<d")
 
@@ -114,6 +117,8 @@ class Taken(NamedTuple):
     wall_s: float
     cpu_s: float
     """Of both processes: what the ratio is on a machine that has other things to do."""
+    memory: float
+    """The sender's most memory meanwhile, by what it had before."""
 
 
 def receiver(port: int, mib: int, rounds: int) -> None:
@@ -140,12 +145,23 @@ def sender(sock: socket.socket, state: State, send: Side) -> Taken:
     """Send once the receiver is there."""
     sock.settimeout(None)
     sock.recv(1)
+    before = _kib("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
     begin, cpu = time.perf_counter(), time.process_time()
     send(sock, state)
     wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    memory = _kib("VmHWM") / before
     sock.settimeout(None)
     (theirs,) = _CPU.unpack(sock.recv(_CPU.size, socket.MSG_WAITALL))
-    return Taken(wall_s, cpu_s + theirs)
+    return Taken(wall_s, cpu_s + theirs, memory)
+
+
+def _kib(what: str) -> int:
+    """Return a figure of this process's memory, in KiB."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{what}:"):
+            return int(line.split()[1])
+    raise LookupError(what)
 
 
 def measure(mib: int, rounds: int) -> dict[str, list[Taken]]:
@@ -170,21 +186,35 @@ def measure(mib: int, rounds: int) -> dict[str, list[Taken]]:
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, print a table, write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=512, help="size of the state")
     parser.add_argument("--rounds", type=int, default=5, help="one more is made and not counted")
-    parser.add_argument("--json", action="store_true", help="print the ratios as JSON")
+    parser.add_argument("--model", default="50m", help="what is trained with copies")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="where the figures go")
     args = parser.parse_args()
     taken = measure(args.mib, args.rounds + 1)
     ratios = {name: _ratios(taken, name) for name in WAYS}
-    if args.json:
-        json.dump(ratios, sys.stdout)
-        return
     for name in WAYS:
         wall_s = statistics.median(each.wall_s for each in taken[name][1:])
         ratio = ", ".join(f"{value:.2f} of {base}" for base, value in ratios[name].items())
-        sys.stdout.write(f"{name:16}{args.mib / 1024 / wall_s:6.2f} GiB/s   {ratio}\n")
+        print(f"{name:16}{args.mib / 1024 / wall_s:6.2f} GiB/s   {ratio}")
+    memory = statistics.median(each.memory for each in taken["hand-off"][1:])
+    print(f"the sender's most memory meanwhile, by what it had: {memory:.4f}")
+    cost = copying.measure(args.model)
+    print(
+        f"a step with copies after each, by one without ({cost.step_s * 1e3:.0f} ms): "
+        f"{cost.step_overhead:.3f}; copies of {cost.host_bytes_per_rank / MIB:.0f} MiB per rank"
+    )
+    report = {
+        "ratio_to_raw_socket": ratios["hand-off"]["copy with hash"],
+        "ratio_to_plain_socket": ratios["hand-off"]["plain copy"],
+        "stayer_rss_ratio": memory,
+        "peer_copy": cost._asdict(),
+    }
+    args.json.parent.mkdir(exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=2))
+    print(f"written to {args.json}")
 
 
 def _ratios(taken: dict[str, list[Taken]], name: str) -> dict[str, float]:

@@ -58,7 +58,7 @@ def measure(model: str, *, rounds: int, steps: int, size: str | None = None) -> 
             *(size or model, "--folder", name),
             *("--rounds", str(rounds + 1), "--steps", str(steps)),
         )
-        beside_share = _run(folder, argv, total=2 * (rounds + 1) * steps)
+        beside_share = run(folder, argv, total=2 * (rounds + 1) * steps)
         times = msgspec.json.decode((folder / "report.json").read_bytes(), type=_Times)
     medians = {
         kind: [statistics.median(block[1:]) for block in blocks[1:]]
@@ -81,7 +81,7 @@ def _ratio(times: Iterable[float], others: Iterable[float]) -> float:
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
-def _run(folder: pathlib.Path, argv: tuple[str, ...], *, total: int) -> float:
+def run(folder: pathlib.Path, argv: tuple[str, ...], *, total: int) -> float:
     """Run the job to its end; return the share of a core that was used beside its workers."""
     scratch = folder / "tmp"  # a torchrun that is killed leaves files
     scratch.mkdir()
@@ -103,7 +103,7 @@ def _run(folder: pathlib.Path, argv: tuple[str, ...], *, total: int) -> float:
         progress.show(total, total, "step")
         if status.code != 0:
             logs = [file.read_text(errors="replace") for file in cluster.logs(job).iterdir()]
-            msg = "\n".join([f"the job of bench/training.py failed: {status.outcome}", *logs])
+            msg = "\n".join([f"the job that was to be measured failed: {status.outcome}", *logs])
             raise SystemExit(msg)
     return beside.share()
 

@@ -104,6 +104,18 @@ class Copies:
                 for step in [step for step in copies if step < self.durable]:
                     del copies[step]
 
+    @property
+    def host_bytes(self) -> int:
+        """How much memory all copies here take."""
+        with self._changed:
+            held = [
+                *self._own.values(),
+                *(g for kept in self._kept.values() for g in kept.values()),
+            ]
+            newest = None if self._newest is None else self._newest.generation
+            unfinished = [newest] if newest is not None and newest not in held else []
+            return sum(generation.size_bytes for generation in [*held, *unfinished])
+
     def own(self, step: int) -> Generation:
         """Return this rank's copy of a step."""
         with self._changed:
