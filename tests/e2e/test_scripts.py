@@ -107,6 +107,13 @@ LEFT = "print('left')"
         ({"between": REDUCE}, "a collective outside of `with step:`"),
         ({"tracked": "model=model"}, "the optimizer would not be handed over"),
         ({"tracked": "optimizer=optimizer"}, "the model would not be handed over"),
+        (
+            {
+                "before_update": "model.module.extra = torch.nn.Linear(1, 1)\n"
+                "        optimizer.add_param_group({'params': model.module.extra.parameters()})"
+            },
+            "tracked `model`: parameter `extra.weight` was added after session.track()",
+        ),
     ],
 )
 def test_what_could_not_be_done_again_or_handed_over_is_refused_at_once(

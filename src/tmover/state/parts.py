@@ -98,6 +98,8 @@ class ModulePart:
                 f"tracked `{name}` is sharded by FSDP1: shard it with `fully_shard` (FSDP2) instead"
             )
             raise StateError(msg)
+        self.known = frozenset(self.parameters())
+        """The parameters it had when tracking began, by name."""
         for key, tensor in self._tensors().items():
             refuse_unreadable(shards.local(tensor), f"tracked `{name}`: `{key}`")
 

@@ -56,8 +56,8 @@ class LiveEngine:
         self._rehearsed = 0
         self._finals: set[int] = set()
         """Parts after the loop of which an attempt was handed out."""
-        self._checked: set[int] = set()
-        """The optimizers that are known to be tracked, by id."""
+        self._checked: dict[int, int] = {}
+        """How many parameters the optimizers have that are known to be tracked, by id."""
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
         runtime.recover = self._switch.recover
@@ -306,9 +306,10 @@ class LiveEngine:
             return
         if not self._undo:
             refusals.check_closure(optimizer, args, kwargs)
-        if id(optimizer) not in self._checked:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._checked.get(id(optimizer)) != count:
             refusals.check_tracked(self.tracked, optimizer)
-            self._checked.add(id(optimizer))
+            self._checked[id(optimizer)] = count
         if not self.sandbox and attempt.phase is Phase.OPEN and not self._undo:
             self._vote(attempt)
         if not self._undo:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tmover.errors import ConfigError, StateError
 from tmover.state.capture import Tracked
-from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart, Part
 from tmover.state.records import Record
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ def check_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> None:
     }
     may_hold_a_model = any(isinstance(each, ObjectPart) for each in parts)
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    added = _added(parts, updated)
+    if added:
+        msg = (
+            f"{added} was added after session.track(): no standby has it; build the whole model, "
+            "and its optimizer, before they are tracked"
+        )
+        raise ConfigError(msg)
     missing = [] if updated <= optimized else ["the optimizer"]
     missing += [] if updated <= modules or may_hold_a_model else ["the model"]
     if missing:
@@ -86,6 +94,16 @@ def check_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> None:
             "call session.track(model=..., optimizer=...) before the loop"
         )
         raise ConfigError(msg)
+
+
+def _added(parts: Iterable[Part], updated: set[int]) -> str:
+    """Return the name of an updated parameter that its module got after it was tracked, if any."""
+    for each in parts:
+        if isinstance(each, ModulePart):
+            for key, parameter in each.parameters().items():
+                if id(parameter) in updated and key not in each.known:
+                    return f"tracked `{each.name}`: parameter `{key}`"
+    return ""
 
 
 def check_gradients(tracked: Tracked) -> None:
