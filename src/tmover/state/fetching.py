@@ -35,7 +35,13 @@ class Ticket(NamedTuple):
     """What the sampler gave: the samples' indices, or a single one without batching."""
 
 
-class SeededDataset(Dataset[Any]):
+class Wrapped:
+    """A dataset of ours around the user's."""
+
+    dataset: Any
+
+
+class SeededDataset(Wrapped, Dataset[Any]):
     """A dataset of whole batches, each fetched under the streams its ticket names."""
 
     def __init__(
@@ -72,8 +78,10 @@ def same(value: Any) -> Any:
 class WorkerStart:
     """What a loader worker does first: end when the rank ends, then what the user asked for."""
 
-    def __init__(self, then: Callable[[int], None] | None, *, child: bool) -> None:
+    def __init__(self, then: Callable[[int], None] | None, *, child: bool, first: int = 0) -> None:
+        """`first`: which worker the first one is to be; the others follow, and begin anew at 0."""
         self._then = then
+        self._first = first
         self._parent = os.getpid() if child else None
         """The rank's process, unless workers come from a fork server."""
 
@@ -83,8 +91,10 @@ class WorkerStart:
             _die_with(self._parent)
         _connection.arbitrary_address = _abstract_address
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, SeededDataset):
+        if info is not None and isinstance(info.dataset, Wrapped):
             object.__setattr__(info, "dataset", info.dataset.dataset)
+            worker_id = (worker_id + self._first) % info.num_workers
+            object.__setattr__(info, "id", worker_id)
         if self._then is not None:
             self._then(worker_id)
 
