@@ -112,6 +112,8 @@ def _transcripts(
     script: Script, *, ranks: int, batches: int, most: int
 ) -> tuple[Transcript, Transcript | None]:
     """Run the script as the rank that is lost, and as a joiner; return what both have seen."""
+    import msgspec
+
     from tmover.core.trial import Order
 
     with tempfile.TemporaryDirectory(prefix="tmover-check-") as folder:
@@ -129,12 +131,8 @@ def _transcripts(
         if not owner.positions:
             return owner, None
         rank = 0 if owner.refusal or ranks == 1 else 1
-        other = {**_fields(order), "rank": rank, "positions": owner.positions}
-        return owner, _run(script, Order(**other), pathlib.Path(folder))
-
-
-def _fields(order: Order) -> dict[str, object]:
-    return {name: getattr(order, name) for name in order.__struct_fields__}
+        other = msgspec.structs.replace(order, rank=rank, positions=owner.positions)
+        return owner, _run(script, other, pathlib.Path(folder))
 
 
 def _run(script: Script, order: Order, folder: pathlib.Path) -> Transcript:

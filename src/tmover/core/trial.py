@@ -130,8 +130,9 @@ _PAIRS = (
 
 def judge(owner: Transcript, joiner: Transcript | None, *, ranks: int) -> list[Check]:
     """Return what the transcripts say, a line for each check."""
-    refused = State.FAILED if owner.refusal else State.OK
-    checks = [Check(name="can be handed over", state=refused, text=owner.refusal)]
+    refusal = owner.refusal or ("" if joiner is None else joiner.refusal)
+    refused = State.FAILED if refusal else State.OK
+    checks = [Check(name="can be handed over", state=refused, text=refusal)]
     for name, who, reading, of in _PAIRS:
         read = owner if who == OWNER else joiner
         checks.append(_compare(name, owner, read, reading, of))

@@ -128,8 +128,9 @@ class Batches:
         the dataset depends on it. Raises `StateError` if something cannot be rebound, `ConfigError`
         if the loader cannot start again.
         """
-        self._rank = self._rank if rank is None else rank
-        self._source.start(position, self._rank)
+        rank = self._rank if rank is None else rank
+        self._source.start(position, rank)
+        self._rank = rank
         self._position = position
         self._current = None
         self._lost = False

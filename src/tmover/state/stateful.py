@@ -218,6 +218,8 @@ class OpaqueSource:
         self._rank = rank
         self.close()
         self._position = position
+        if hasattr(self._loader, "restart_on_stop_iteration"):
+            self._loader.restart_on_stop_iteration = False  # torchdata.nodes: passes are ours
         with rng.isolated(self._seed("load")):
             self._loader.load_state_dict(unpack(position.state or self._initial))
         self._astray = False

@@ -170,11 +170,14 @@ class _Trial:
         self._read(Reading.MIDDLE, self._positions[Reading.MIDDLE], count - middle)
         if can_rebind:
             with self._noting(Reading.BACK):
-                self._hold(1)
-                self._mark()
-                self._hold(self._order.rank)
+                try:
+                    self._hold(1)
+                    self._mark()
+                finally:
+                    self._hold(self._order.rank)
                 self._go(Reading.BACK, self._positions[Reading.MIDDLE], count - middle)
-        self._own_end()
+        with self._noting(Reading.END):
+            self._own_end()
 
     def _own_end(self) -> None:
         """Read over the end of a pass, and go back to before it and behind it."""
@@ -278,11 +281,11 @@ def _size(loader: Any) -> int | None:
 
 def _dropped(loader: Any) -> int:
     """Return how many samples one rank may leave out at the end of a pass."""
-    size = int(
-        getattr(loader, "batch_size", None) or getattr(loader.batch_sampler, "batch_size", 1)
-    )
-    sampler = getattr(getattr(loader, "sampler", None), "drop_last", False)
-    return size if getattr(loader, "drop_last", False) else int(bool(sampler))
+    batch = getattr(loader, "batch_size", None)
+    batch = batch or getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
+    if getattr(loader, "drop_last", False):
+        return int(batch)
+    return int(bool(getattr(getattr(loader, "sampler", None), "drop_last", False)))
 
 
 def _finish(order: Order, transcript: Transcript) -> NoReturn:
