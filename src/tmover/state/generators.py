@@ -13,7 +13,9 @@ import csv
 import itertools
 import multiprocessing.pool
 import multiprocessing.process
+import os
 import random
+import secrets
 import sys
 import threading
 import types
@@ -90,7 +92,7 @@ def obstacle(loader: Any, samplers: list[Any]) -> str:
 
 def _reason(value: Any) -> str:
     """Return what is wrong with an object of a loader."""
-    if isinstance(value, random.SystemRandom) or getattr(value, "__name__", "") == "secrets":
+    if isinstance(value, random.SystemRandom) or value is secrets or value is os.urandom:
         return _SYSTEM
     if isinstance(value, _kinds()) and not any(value is each for each in _seeded_by_us()):
         return _GENERATOR

@@ -96,9 +96,12 @@ def _of_function(function: types.FunctionType) -> Iterator[_Found]:
             yield name, cell.cell_contents
     for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         yield f"{function.__qualname__}()", default
+    attributes = _attribute_names(function.__code__)
     for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+        value = function.__globals__.get(name)
+        yield name, value
+        if isinstance(value, types.ModuleType):
+            yield from ((f"{name}.{key}", vars(value).get(key)) for key in attributes)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
