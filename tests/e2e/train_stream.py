@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -71,12 +72,13 @@ class Own:
         self.given = 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        samples = iter(Stateful(self.rank))
-        ahead = list(itertools.islice(samples, 4 * self.given, 4 * self.given + 8))
-        while len(ahead) >= 4:
-            now, ahead = ahead[:4], [*ahead[4:], *itertools.islice(samples, 4)]
+        stream = Stream(self.rank)
+        numbers = iter(stream.numbers()[4 * self.given :])
+        ahead = list(itertools.islice(numbers, 8))
+        while ahead:
+            now, ahead = ahead[:4], [*ahead[4:], *itertools.islice(numbers, 4)]
             self.given += 1
-            yield torch.stack(now) + 0.1 * torch.randn(4, 16)
+            yield torch.stack([stream.sample(number) for number in now])
         self.given = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -102,6 +104,8 @@ def main() -> None:
     arguments = parser.parse_args()
     session = tmover.init(seed=7)
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     session.track(model=model, optimizer=optimizer)
@@ -109,7 +113,8 @@ def main() -> None:
     for step in session.steps(loader, total=arguments.steps):
         with step:
             x = step.batch
-            nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True).sin()).backward()
+            loss = nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True).sin())
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
             optimizer.step()
             optimizer.zero_grad()
         if step.committed and session.rank == 0 and arguments.hold is not None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from tmover.state.packed import is_stateful
-from tmover.state.reach import reachable
+from tmover.state.reach import Reached, reachable
 
 _GENERATOR = (
     "is a random generator of its own, and no joiner could go on where it stands: draw from the "
@@ -43,6 +43,10 @@ _THREAD = (
     "works beside the loader: what it has fetched ahead, and what it draws at random, no joiner "
     "could repeat; let loader workers do it (`num_workers`)"
 )
+_HARMLESS = (itertools.count, itertools.repeat)
+"""What numbers things, or yields the same for ever."""
+_NEAR = 2
+"""An iterator or a thread further away is a library's own affair."""
 _ITERATORS: tuple[type, ...] = (
     types.GeneratorType,
     map,
@@ -54,7 +58,11 @@ _ITERATORS: tuple[type, ...] = (
     type(iter({})),
     type(iter(range(1))),
     type(csv.reader([])),
-    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+    *(
+        kind
+        for kind in vars(itertools).values()
+        if isinstance(kind, type) and kind not in _HARMLESS
+    ),
 )
 _THREADS: tuple[type, ...] = (
     threading.Thread,
@@ -79,23 +87,26 @@ def obstacle(loader: Any, samplers: list[Any]) -> str:
         roots.append(loader)
     for root in roots:
         if root is not None and not is_stateful(root):
-            for path, value in reachable(root):
-                if reason := _reason(value):
-                    return f"`{path}` {reason}"
+            for reached in reachable(root):
+                if reason := _reason(reached):
+                    return f"`{reached.path}` {reason}"
     taken_over = {id(each) for sampler in samplers for _, each in torch_generators(sampler)}
     for sampler in reversed(samplers):
-        for path, value in reachable(sampler):
-            if id(value) not in taken_over and (reason := _reason(value)):
-                return f"`{path}` {reason}"
+        for reached in reachable(sampler):
+            if id(reached.value) not in taken_over and (reason := _reason(reached)):
+                return f"`{reached.path}` {reason}"
     return ""
 
 
-def _reason(value: Any) -> str:
+def _reason(reached: Reached) -> str:
     """Return what is wrong with an object of a loader."""
+    value = reached.value
     if isinstance(value, random.SystemRandom) or value is secrets or value is os.urandom:
         return _SYSTEM
     if isinstance(value, _kinds()) and not any(value is each for each in _seeded_by_us()):
         return _GENERATOR
+    if reached.depth > _NEAR:
+        return ""
     if isinstance(value, _ITERATORS):
         return _ITERATOR
     return _THREAD if isinstance(value, _THREADS) else ""

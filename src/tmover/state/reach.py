@@ -1,4 +1,8 @@
-"""What can be reached from an object: what it holds, and the globals that its functions use."""
+"""What can be reached from an object: what it holds, and the globals that its functions use.
+
+Functions of Python itself and of installed packages are not looked into: they keep much that has
+nothing to do with the data, such as the generator that names temporary files.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import contextlib
 import dis
 import functools
 import itertools
+import logging
+import sysconfig
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,14 +26,25 @@ _ITEMS = 1_000
 """So many items of one container: what is longer is data."""
 _ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
 """The methods by which a loader uses its parts."""
-_FOREIGN = ("torch", "torchdata", "torchvision", "numpy", "builtins", "collections", "functools")
-"""Packages whose functions draw from the global streams only."""
-_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.Tensor)
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_LEAVES = (
+    str, bytes, bytearray, int, float, complex, type(None), type, torch.Tensor, logging.Logger,
+)  # fmt: skip
 _Found = tuple[str, Any]
 
 
-def reachable(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield objects and the paths that lead to them, near ones first."""
+class Reached(NamedTuple):
+    """An object, the path that leads to it, and how many turns that takes."""
+
+    path: str
+    value: Any
+    depth: int
+
+
+def reachable(root: Any) -> Iterator[Reached]:
+    """Yield objects, near ones first."""
     seen: set[int] = set()
     queue: collections.deque[tuple[str, Any, int]] = collections.deque([(_name(root), root, 0)])
     while queue and len(seen) < _MOST:
@@ -35,7 +52,7 @@ def reachable(root: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
-        yield path, value
+        yield Reached(path, value, depth)
         if depth < _DEPTH and not isinstance(value, types.ModuleType):
             queue.extend((inner, each, depth + 1) for inner, each in _inside(path, value))
 
@@ -83,13 +100,13 @@ def _of_methods(value: Any) -> Iterator[_Found]:
         if name in done or not isinstance(function, types.FunctionType):
             continue
         done.add(name)
-        if function.__module__.partition(".")[0] not in _FOREIGN:
+        if not _is_library(function):
             yield from _of_function(function)
             names += _attribute_names(function.__code__)
 
 
 def _of_function(function: types.FunctionType) -> Iterator[_Found]:
-    if function.__module__.partition(".")[0] in _FOREIGN:
+    if _is_library(function):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a name that is not bound yet
@@ -104,6 +121,10 @@ def _of_function(function: types.FunctionType) -> Iterator[_Found]:
             yield from ((f"{name}.{key}", vars(value).get(key)) for key in attributes)
 
 
+def _is_library(function: types.FunctionType) -> bool:
+    return function.__code__.co_filename.startswith((*_LIBRARIES, "<frozen"))
+
+
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
@@ -111,16 +132,16 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    return _names(code, {"LOAD_GLOBAL", "LOAD_NAME"})
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    return _names(code, frozenset({"LOAD_GLOBAL", "LOAD_NAME"}))
 
 
-def _attribute_names(code: types.CodeType) -> list[str]:
-    return list(_names(code, {"LOAD_ATTR", "LOAD_METHOD"}))
+def _attribute_names(code: types.CodeType) -> tuple[str, ...]:
+    return _names(code, frozenset({"LOAD_ATTR", "LOAD_METHOD"}))
 
 
-def _names(code: types.CodeType, operations: set[str]) -> Iterator[str]:
-    for each in _codes(code):
-        for instruction in dis.get_instructions(each):
-            if instruction.opname in operations:
-                yield str(instruction.argval)
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType, operations: frozenset[str]) -> tuple[str, ...]:
+    """Return the names that a function loads by these instructions, the ones inside it too."""
+    instructions = (each for inner in _codes(code) for each in dis.get_instructions(inner))
+    return tuple(str(each.argval) for each in instructions if each.opname in operations)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
+import logging
 import os
 import random
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +33,7 @@ from tmover.state.ranked import sampler_chain
 
 RNG = np.random.default_rng(1)
 SHARED = torch.Generator()
+LOG = logging.getLogger(__name__)
 
 
 class Plain(Dataset[Any]):
@@ -73,6 +77,15 @@ class UsesSecrets(Plain):
 class UsesUrandom(Plain):
     def __getitem__(self, index: int) -> Any:
         return index, os.urandom(4)
+
+
+class Library(Plain):
+    """Uses a part of Python that has a generator of its own, which names files."""
+
+    def __getitem__(self, index: int) -> Any:
+        LOG.debug("reading %s", index)
+        with tempfile.TemporaryFile() as file:
+            return file.write(b"x")
 
 
 class GlobalStreams(Plain):
@@ -155,8 +168,10 @@ def test_what_stands_where_no_record_says_is_named(loader: Any, words: str) -> N
         DataLoader(Plain(), sampler=RandomSampler(Plain(), generator=SHARED)),
         DataLoader(Plain(), shuffle=True, generator=SHARED, num_workers=1),
         DataLoader(Plain(transform=torch.nn.Sequential(torch.nn.Dropout()))),
+        DataLoader(Library(log=LOG, ids=itertools.count())),
+        DataLoader(Plain(client=[[[threading.Thread()]]])),
     ],
-    ids=["global streams", "values", "sampler's generator", "shuffle", "module"],
+    ids=["global streams", "values", "sampler's", "shuffle", "module", "library", "far away"],
 )
 def test_what_is_seeded_by_us_or_holds_still_is_not_complained_of(loader: Any) -> None:
     assert found(loader) == ""
