@@ -54,3 +54,16 @@ def test_a_planned_move_of_a_stream_loses_no_batch(
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.redone() == 0
     assert outcome.status.epoch > 1
+
+
+def test_samples_that_depend_on_what_was_read_before_end_the_job_at_its_first_step(
+    cluster: LocalCluster,
+) -> None:
+    training = Training(cluster, kind_of("counted", 1), standby=0)
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 1
+    assert outcome.committed == {}
+    assert "what `Counted` returns" in outcome.status.outcome
+    assert "what `Counted` returns for a sample depends on more than its number" in training.log()

@@ -1,7 +1,8 @@
 """A script that trains on a stream: `--data` says of what kind, `--workers` how many fetch it.
 
 `state`: a dataset that says where it stands. `replay`: one that does not. `own`: a loader of
-somebody's own, which fetches ahead and says what it has handed out.
+somebody's own, which fetches ahead and says what it has handed out. `counted`: no stream, but
+numbered samples that depend on how many were read before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import tmover
 
@@ -88,10 +89,26 @@ class Own:
         self.given = state["given"]
 
 
+class Counted(Dataset[torch.Tensor]):
+    """It returns something else whenever it is asked."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.read = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read += 1
+        return torch.full((16,), float(self.read))
+
+
 def loader_of(data: str, rank: int, workers: int) -> Any:
     if data == "own":
         return Own(rank)
-    dataset = Stateful(rank) if data == "state" else Stream(rank)
+    kinds = {"state": Stateful, "replay": Stream, "counted": Counted}
+    dataset: Dataset[torch.Tensor] = kinds[data](rank)
     return DataLoader(dataset, batch_size=4, num_workers=workers)
 
 

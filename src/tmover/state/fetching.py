@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from tmover.state import rng
+from tmover.state import marks, rng
 
 _PR_SET_PDEATHSIG = 1
 _connection: Any = connection
@@ -33,6 +33,12 @@ class Ticket(NamedTuple):
     seed: int
     indices: Any
     """What the sampler gave: the samples' indices, or a single one without batching."""
+
+
+class Varies(NamedTuple):
+    """Comes in the place of a batch that was not the same when it was fetched twice."""
+
+    dataset: str
 
 
 class Wrapped:
@@ -52,15 +58,25 @@ class SeededDataset(Wrapped, Dataset[Any]):
         self._collate = collate
         self._wanted = wanted
         self._batched = batched
+        self.twice = False
+        """Whether the first batch is fetched twice, in each worker, to see that it is the same."""
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
         if ticket.serial < self._wanted:
             return ticket.serial, None
+        batch = self._seeded(ticket)
+        if self.twice:
+            self.twice = False
+            if marks.digest(self._seeded(ticket)) != marks.digest(batch):
+                return ticket.serial, Varies(type(self.dataset).__name__)
+        return ticket.serial, batch
+
+    def _seeded(self, ticket: Ticket) -> Any:
         if get_worker_info() is not None:
             rng.seed(ticket.seed)
-            return ticket.serial, self._fetch(ticket.indices)
+            return self._fetch(ticket.indices)
         with rng.isolated(ticket.seed):
-            return ticket.serial, self._fetch(ticket.indices)
+            return self._fetch(ticket.indices)
 
     def _fetch(self, indices: Any) -> Any:
         if not self._batched:

@@ -68,6 +68,13 @@ class Batches:
         if reason:
             raise ConfigError(reason)
 
+    def mistrust(self) -> None:
+        """Have what can be fetched twice fetched so at first.
+
+        If it is not the same, `next` raises `ConfigError`.
+        """
+        self._source.mistrust()
+
     def length(self) -> int:
         """Return the number of batches of a pass. Raises `ConfigError` if nobody knows it."""
         try:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
 from tmover.state import rng
-from tmover.state.fetching import SeededDataset, Ticket, same
+from tmover.state.fetching import SeededDataset, Ticket, Varies, same
 from tmover.state.packed import is_stateful
 from tmover.state.position import Fetched, Position, advance, next_pass
 from tmover.state.ranked import Ranked
@@ -39,6 +39,13 @@ ONCE = (
 )
 
 
+_VARIES = (
+    "what `{}` returns for a sample depends on more than its number and the random streams: "
+    "fetched twice from the same seeds, a batch had other bits, so no joiner could have the same; "
+    "it may count what it reads, look at the clock or draw from elsewhere (`tmover check-loader`)"
+)
+
+
 class Source(Protocol):
     """Batches from a position on."""
 
@@ -50,6 +57,9 @@ class Source(Protocol):
     """Whether it goes there without fetching everything before it."""
     placing: Placing
     """How it goes there."""
+
+    def mistrust(self) -> None:
+        """See, where that can be seen, that what is fetched again is the same."""
 
     def flaw(self) -> str:
         """Return why no process could find a position again; nothing if it seems possible."""
@@ -108,6 +118,11 @@ class IndexedSource:
         self._shared: torch.Tensor | None = None
         """What workers see of `_wanted`."""
         self._iterator: Any = None
+        self._twice = False
+
+    def mistrust(self) -> None:
+        """Have the first batch that each loader worker fetches fetched twice."""
+        self._twice = True
 
     def flaw(self) -> str:
         """Return why the samples of a position are not known: its order, or its dataset, varies."""
@@ -156,6 +171,8 @@ class IndexedSource:
             if ticket.serial != serial:
                 msg = f"the loader returned batch {serial} where {ticket.serial} was due"
                 raise StateError(msg)
+            if isinstance(batch, Varies):
+                raise ConfigError(_VARIES.format(batch.dataset))
             if serial >= self._wanted:
                 return Fetched(batch, advance(position), self._several(ticket.indices))
 
@@ -182,6 +199,7 @@ class IndexedSource:
         dataset = SeededDataset(
             mine.dataset, mine.collate_fn, self._shared, batched=mine.batch_sampler is not None
         )
+        dataset.twice = self._twice
         return iter(rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
 
     def close(self) -> None:
@@ -218,6 +236,9 @@ class StreamSource:
         self._iterator: Any = None
         self._stream = rng.Stream(0)
         self._begun = False
+
+    def mistrust(self) -> None:
+        """Do nothing: a stream is gone through once."""
 
     def flaw(self) -> str:
         """Return nothing: what it yields is seen only by going through it."""

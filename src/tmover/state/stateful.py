@@ -80,6 +80,9 @@ class ShardedSource:
         if not loader.num_workers and is_stateful(loader.dataset):
             self._initial = pack(loader.dataset.state_dict(), "the dataset's state")  # type: ignore[attr-defined]
 
+    def mistrust(self) -> None:
+        """Do nothing: a stream is gone through once."""
+
     def flaw(self) -> str:
         """Return nothing: what has a state is believed."""
         return ""
@@ -195,6 +198,9 @@ class OpaqueSource:
         """Whether the loader itself may stand somewhere else."""
         with rng.isolated(seed):
             self._initial = pack(self._loader.state_dict(), self._what)
+
+    def mistrust(self) -> None:
+        """Do nothing: a stream is gone through once."""
 
     def flaw(self) -> str:
         """Return nothing: what has a state is believed."""

@@ -96,6 +96,7 @@ class LiveEngine:
         self._groups = intercept.shape()
         self.tracked.refuse_hooks_with_state()
         self._batches.require_movable(slots=self._runtime.identity.nnodes)
+        self._batches.mistrust()
         self._total = self._batches.length() if total is None else total
         if self._total < 1:
             msg = f"session.steps(total={self._total}): a job has at least one step"

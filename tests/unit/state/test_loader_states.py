@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
@@ -309,3 +309,43 @@ def test_numbered_samples_with_a_state_are_refused() -> None:
         pytest.raises(ConfigError, match="`Memory` has numbered samples and a state as well"),
     ):
         source.require_movable(slots=1)
+
+
+class Counted(Dataset[Any]):
+    """Samples that are numbered by how many were read before."""
+
+    def __init__(self, *, told: bool) -> None:
+        self.told = told
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return index, torch.rand(1), self.read if self.told else 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_depend_on_what_was_read_before_are_refused_at_the_first(
+    workers: int,
+) -> None:
+    with batches(DataLoader(Counted(told=True), batch_size=2, num_workers=workers)) as source:
+        source.mistrust()
+        with pytest.raises(ConfigError, match="what `Counted` returns for a sample depends on"):
+            source.next()
+
+
+def test_a_dataset_may_count_what_does_not_show() -> None:
+    dataset = Counted(told=False)
+    with batches(DataLoader(dataset, batch_size=2)) as source:
+        source.mistrust()
+        for _ in range(3):
+            source.next()
+    assert dataset.read == 8  # the first batch twice
+
+
+def test_samples_are_fetched_once_unless_they_are_mistrusted() -> None:
+    dataset = Counted(told=True)
+    with batches(DataLoader(dataset, batch_size=2)) as source:
+        assert [plain(source.next())[2] for _ in range(2)] == [[1, 2], [3, 4]]
