@@ -195,7 +195,8 @@ def judge(lines: list[dict[str, Any]], status: JobStatus, steps: int) -> Outcome
             key = line["rank"], line["step"]
             if line["worker"] in survivors:  # a dead rank may have passed what no survivor passed
                 committed[key] = [entry for entry in committed[key] if entry[0] in survivors]
-            committed[key].append((line["worker"], tuple(line["samples"])))
+            samples = tuple(line["samples"] or ())  # those of a stream have no numbers
+            committed[key].append((line["worker"], samples))
     return Outcome(
         status=status,
         finals={

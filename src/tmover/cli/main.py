@@ -19,9 +19,14 @@ from tmover.errors import TmoverError
 
 COMMANDS = (
     "submit", "status", "migrate", "cancel", "wait", "drain", "undrain", "maintenance", "demo",
-    "run", "controller",
+    "check-loader", "run", "controller",
 )  # fmt: skip
 """In the order of `tmover --help`. Each is `command` in `tmover.cli.NAME`, loaded when needed."""
+
+
+def _module(name: str) -> str:
+    return f"tmover.cli.{name.replace('-', '_')}"
+
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 scheduler, 4 no controller, "
@@ -37,13 +42,13 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all subcommands."""
         del ctx
-        return [name for name in COMMANDS if importlib.util.find_spec(f"tmover.cli.{name}")]
+        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return one subcommand."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"tmover.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(_module(cmd_name)).command
         return command
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,11 @@ _SOURCES = {
     "replicas": "each rank has a replica on another node",
     "copies": "copies on other nodes, to which all return",
 }
+_PLACING = {
+    "state": "placed by the state it has of its own",
+    "replay": "fast-forwarded: all before its position is fetched again, and dropped",
+}
+"""What is worth saying of a joiner's loader; where samples have numbers, it goes straight there."""
 
 
 @click.command(name="status")
@@ -69,6 +74,8 @@ def render(status: JobStatus) -> str:
         lines += ["", f"move: {move.phase}{_move(move)}"]
     if status.redundancy and status.code is None:
         lines += ["", f"a lost rank's state: {_SOURCES[status.redundancy]}"]
+    if status.placing in _PLACING and status.code is None:
+        lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
     lines += _troubles(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]

@@ -42,6 +42,18 @@ class Wait(str, enum.Enum):
     STANDBY = "standby"
 
 
+class Placing(str, enum.Enum):
+    """How a joiner's loader goes to where the lost rank's stood; "" is not known."""
+
+    UNKNOWN = ""
+    NUMBER = "number"
+    """Straight to the batch: its samples have numbers."""
+    STATE = "state"
+    """By the state that the dataset or the loader has of its own."""
+    REPLAY = "replay"
+    """Everything before it is fetched again and dropped."""
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a world: which process holds it, and where that process listens."""
 
@@ -110,6 +122,7 @@ class Looping(Event, frozen=True, kw_only=True):
     worker: str
     launch: int
     schema: dict[str, str]
+    placing: Placing = Placing.UNKNOWN
 
 
 class Sharing(Event, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from tmover.core import standby
 from tmover.core.draft import RELEASED, Draft
-from tmover.core.events import NO_STEP, Joined, Submitted, Wait
+from tmover.core.events import NO_STEP, Joined, Placing, Submitted, Wait
 from tmover.core.orders import Start
 from tmover.core.phase import Forming, New, Starting, Training
 from tmover.core.roster import Agent, Breaks, Crashes, Farewell, Job
@@ -143,6 +143,7 @@ def restart(draft: Draft, why: str) -> None:
         schemas={},
         keepers=(),
         copies=False,
+        placing=Placing.UNKNOWN,
         finished=frozenset(),
         verified=frozenset(),
         floor=None,

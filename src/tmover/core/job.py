@@ -36,6 +36,7 @@ from tmover.core.events import (
     OfMoves,
     Outside,
     Passed,
+    Placing,
     Plan,
     Prepared,
     PrepareFailed,
@@ -134,8 +135,9 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
     match event:
         case Launched(endpoints=endpoints) if len(endpoints) == job.nproc and not agent.endpoints:
             draft.put(agent, endpoints=endpoints)
-        case Looping(worker=worker, schema=schema) if not agent.sandbox:
+        case Looping(worker=worker, schema=schema, placing=placing) if not agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
+            draft.set(placing=max(job.placing, placing, key=list(Placing).index))
         case Sharing(keepers=keepers) if not agent.sandbox:
             draft.set(keepers=keepers, copies=not keepers)
         case Warm(worker=worker, schema=schema) if agent.sandbox:

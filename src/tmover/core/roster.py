@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Plan, Reported
+from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Placing, Plan, Reported
 from tmover.core.phase import New, Phase
 
 _LAST_OWN_CODE = 125
@@ -155,6 +155,8 @@ class Job:
     """Who keeps whose records, by rank, once a vote has shown which ranks are replicas."""
     copies: bool = False
     """Whether a rank has no replica, so that all keep copies of what they hold."""
+    placing: Placing = Placing.UNKNOWN
+    """How a joiner's loader goes to its position: on the rank where that is the slowest."""
     finished: frozenset[int] = frozenset()
     """Ranks whose script has ended well."""
     floor: int | None = None

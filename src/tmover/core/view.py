@@ -62,6 +62,8 @@ class View:
     code: int | None
     redundancy: str
     """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
+    placing: str
+    """How a joiner's loader goes to its position: a `Placing`."""
 
 
 def view(job: Job) -> View:
@@ -79,6 +81,7 @@ def view(job: Job) -> View:
         outcome="" if ended is None else ended.reason,
         code=None if ended is None else ended.code,
         redundancy="copies" if job.copies else "replicas" if job.keepers else "",
+        placing=job.placing.value,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from tmover.state import rng
+from tmover.state import marks, rng
 
 _PR_SET_PDEATHSIG = 1
 _connection: Any = connection
@@ -35,7 +35,19 @@ class Ticket(NamedTuple):
     """What the sampler gave: the samples' indices, or a single one without batching."""
 
 
-class SeededDataset(Dataset[Any]):
+class Varies(NamedTuple):
+    """Comes in the place of a batch that was not the same when it was fetched twice."""
+
+    dataset: str
+
+
+class Wrapped:
+    """A dataset of ours around the user's."""
+
+    dataset: Any
+
+
+class SeededDataset(Wrapped, Dataset[Any]):
     """A dataset of whole batches, each fetched under the streams its ticket names."""
 
     def __init__(
@@ -46,15 +58,25 @@ class SeededDataset(Dataset[Any]):
         self._collate = collate
         self._wanted = wanted
         self._batched = batched
+        self.twice = False
+        """Whether the first batch is fetched twice, in each worker, to see that it is the same."""
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
         if ticket.serial < self._wanted:
             return ticket.serial, None
+        batch = self._seeded(ticket)
+        if self.twice:
+            self.twice = False
+            if marks.digest(self._seeded(ticket)) != marks.digest(batch):
+                return ticket.serial, Varies(type(self.dataset).__name__)
+        return ticket.serial, batch
+
+    def _seeded(self, ticket: Ticket) -> Any:
         if get_worker_info() is not None:
             rng.seed(ticket.seed)
-            return ticket.serial, self._fetch(ticket.indices)
+            return self._fetch(ticket.indices)
         with rng.isolated(ticket.seed):
-            return ticket.serial, self._fetch(ticket.indices)
+            return self._fetch(ticket.indices)
 
     def _fetch(self, indices: Any) -> Any:
         if not self._batched:
@@ -72,8 +94,10 @@ def same(value: Any) -> Any:
 class WorkerStart:
     """What a loader worker does first: end when the rank ends, then what the user asked for."""
 
-    def __init__(self, then: Callable[[int], None] | None, *, child: bool) -> None:
+    def __init__(self, then: Callable[[int], None] | None, *, child: bool, first: int = 0) -> None:
+        """`first`: which worker the first one is to be; the others follow, and begin anew at 0."""
         self._then = then
+        self._first = first
         self._parent = os.getpid() if child else None
         """The rank's process, unless workers come from a fork server."""
 
@@ -83,8 +107,10 @@ class WorkerStart:
             _die_with(self._parent)
         _connection.arbitrary_address = _abstract_address
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, SeededDataset):
+        if info is not None and isinstance(info.dataset, Wrapped):
             object.__setattr__(info, "dataset", info.dataset.dataset)
+            worker_id = (worker_id + self._first) % info.num_workers
+            object.__setattr__(info, "id", worker_id)
         if self._then is not None:
             self._then(worker_id)
 

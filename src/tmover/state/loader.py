@@ -11,8 +11,9 @@ import operator
 from collections.abc import Iterable, Sized
 from typing import Any
 
+from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
-from tmover.state import generators
+from tmover.state import generators, resuming
 from tmover.state.fingerprint import Fingerprint
 from tmover.state.position import Fetched, Position
 from tmover.state.ranked import sampler_chain
@@ -29,10 +30,19 @@ class Batches:
         self._source = source(loader, seed=seed, rank=rank)
         self._rank = rank
         self._position = Position(0, 0, self._source.seed)
+        begin = resuming.connect(loader, self.position)
+        if begin is not None:
+            self._source.start(begin, rank)
+            self._position = begin
         self._before = self._position
         self._current: Fetched | None = None
         self._fingerprint = Fingerprint(None)
         self._lost = False
+
+    @property
+    def placing(self) -> Placing:
+        """How `seek` goes to its position."""
+        return self._source.placing
 
     @property
     def restartable(self) -> bool:
@@ -52,10 +62,18 @@ class Batches:
         if not self.restartable:
             raise ConfigError(ONCE)
         reason = generators.obstacle(self._loader, sampler_chain(self._loader))
+        reason = reason or self._source.flaw()
         if slots > 1:
             reason = reason or self._source.obstacle()
         if reason:
             raise ConfigError(reason)
+
+    def mistrust(self) -> None:
+        """Have what can be fetched twice fetched so at first.
+
+        If it is not the same, `next` raises `ConfigError`.
+        """
+        self._source.mistrust()
 
     def length(self) -> int:
         """Return the number of batches of a pass. Raises `ConfigError` if nobody knows it."""
@@ -76,6 +94,13 @@ class Batches:
         if self._current is None or self._current.indices is None:
             return None
         return [operator.index(i) if hasattr(i, "__index__") else i for i in self._current.indices]
+
+    def order(self, most: int) -> list[int] | None:
+        """Return the numbers of the samples of the first pass, as far as `most` batches.
+
+        None if they have no numbers. Nothing is fetched.
+        """
+        return self._source.order(most)
 
     def next(self) -> Any:
         """Return the next batch."""
@@ -110,8 +135,9 @@ class Batches:
         the dataset depends on it. Raises `StateError` if something cannot be rebound, `ConfigError`
         if the loader cannot start again.
         """
-        self._rank = self._rank if rank is None else rank
-        self._source.start(position, self._rank)
+        rank = self._rank if rank is None else rank
+        self._source.start(position, rank)
+        self._rank = rank
         self._position = position
         self._current = None
         self._lost = False

@@ -17,6 +17,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     batch: int
     seed: int
     """What the rank's sampler is seeded with, so that a joiner draws the same order."""
+    state: bytes = b""
+    """Where the data itself says that it stands, if it does: what a joiner loads into it."""
 
 
 class Fetched(NamedTuple):
@@ -28,9 +30,9 @@ class Fetched(NamedTuple):
     """The samples it is made of, if they have numbers."""
 
 
-def advance(position: Position) -> Position:
+def advance(position: Position, state: bytes = b"") -> Position:
     """Return the position one batch further."""
-    return Position(position.pass_, position.batch + 1, position.seed)
+    return Position(position.pass_, position.batch + 1, position.seed, state)
 
 
 def next_pass(position: Position) -> Position:

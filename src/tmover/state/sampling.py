@@ -9,6 +9,7 @@ draw the same.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from torch.utils.data import (
 from tmover.errors import ConfigError
 from tmover.state import rng
 from tmover.state.generators import torch_generators
+from tmover.state.packed import is_stateful
 from tmover.state.position import Position, advance, next_pass
 from tmover.state.ranked import sampler_chain
 
@@ -44,6 +46,10 @@ _DRAW_AT_ONCE = {
 """What uses the global streams before its first index only, or never."""
 
 
+_TRIED = 8
+"""So many batches of an unknown sampler are drawn twice."""
+
+
 class Order:
     """What a loader's samplers yield."""
 
@@ -56,6 +62,34 @@ class Order:
         self.seed = torch.initial_seed()
         """This rank's own, as the script set it; a position carries it to a joiner."""
         self._take_generators()
+        self._initial = [
+            (sampler, copy.deepcopy(sampler.state_dict()))
+            for sampler in self._chain
+            if is_stateful(sampler)
+        ]
+        """What samplers with a state are set to when a pass begins."""
+
+    def flaw(self) -> str:
+        """Return why the samplers' order is not known, if it is not the same twice.
+
+        Only samplers that are not torch's are asked.
+        """
+        if self._at_once:
+            return ""
+        whole, _, again = (self._drawn(number) for number in (_TRIED, 1, _TRIED))
+        if whole == again:
+            return ""
+        name = next(type(s).__name__ for s in self._chain if type(s) not in _DRAW_AT_ONCE)
+        return (
+            f"`{name}` yields other samples when a pass is begun again from the same seeds, so no "
+            "joiner could draw the same: let its order depend on `set_epoch` and on the global "
+            "streams of torch, numpy or random alone, and begin anew in every `__iter__`"
+        )
+
+    def _drawn(self, number: int) -> list[Any]:
+        """Return the first batches of indices of the first pass."""
+        drawn = itertools.islice(self._one_pass(Position(0, 0, self.seed)), number)
+        return [_plain(indices) for indices in drawn]
 
     def _take_generators(self) -> None:
         """Give samplers generators of our own in place of the user's."""
@@ -86,6 +120,8 @@ class Order:
         with stream.active():
             for generator in self._generators:
                 generator.manual_seed(seed)
+            for sampler, initial in self._initial:
+                sampler.load_state_dict(copy.deepcopy(initial))
             for sampler in self._chain:
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(position.pass_)
@@ -103,6 +139,11 @@ class Order:
 
 
 _END = object()
+
+
+def _plain(indices: Any) -> Any:
+    """Return indices so that they can be compared."""
+    return indices.tolist() if isinstance(indices, torch.Tensor) else indices
 
 
 def _from(top: Any, batch: int) -> Iterator[Any]:

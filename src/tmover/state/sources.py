@@ -1,29 +1,48 @@
 """Where batches come from: a dataset with numbered samples, or anything that can be gone through.
 
-An `IndexedSource` goes to any position by sending other indices to the same loader workers. A
-`StreamSource` has to fetch everything before the position again and drop it.
+An `IndexedSource` goes to any position by sending other indices to the same loader workers. What
+has a state of its own is placed by that (see `stateful`). A `StreamSource` has to fetch everything
+before the position again and drop it.
 """
 
 from __future__ import annotations
 
 import collections
-import warnings
+import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
 from tmover.state import rng
-from tmover.state.fetching import SeededDataset, Ticket, WorkerStart, same, spawns_children
+from tmover.state.fetching import SeededDataset, Ticket, Varies, same
+from tmover.state.packed import is_stateful
 from tmover.state.position import Fetched, Position, advance, next_pass
 from tmover.state.ranked import Ranked
+from tmover.state.rebuilding import end, is_torchs, rebuilt
 from tmover.state.sampling import Order
+from tmover.state.stateful import (
+    EMPTY,
+    OpaqueSource,
+    ShardedSource,
+    announce_pass,
+    says_where_it_stands,
+)
 
 ONCE = (
     "the loader is an iterator that can be gone through only once; give `steps` a DataLoader, a "
     "list, or an object whose __iter__ begins anew"
+)
+
+
+_VARIES = (
+    "what `{}` returns for a sample depends on more than its number and the random streams: "
+    "fetched twice from the same seeds, a batch had other bits, so no joiner could have the same; "
+    "it may count what it reads, look at the clock or draw from elsewhere (`tmover check-loader`)"
 )
 
 
@@ -36,9 +55,20 @@ class Source(Protocol):
     """Whether it can go to a position other than the one it is at."""
     exact: bool
     """Whether it goes there without fetching everything before it."""
+    placing: Placing
+    """How it goes there."""
+
+    def mistrust(self) -> None:
+        """See, where that can be seen, that what is fetched again is the same."""
+
+    def flaw(self) -> str:
+        """Return why no process could find a position again; nothing if it seems possible."""
 
     def obstacle(self) -> str:
         """Return why this rank could not be taken over by a standby; nothing if it could."""
+
+    def order(self, most: int) -> list[int] | None:
+        """Return the numbers of the first pass's samples; None if they have none."""
 
     def start(self, position: Position, rank: int) -> None:
         """Let the next batch be the one at `position`, as `rank` would see it."""
@@ -52,12 +82,17 @@ class Source(Protocol):
 
 def source(loader: Iterable[Any], *, seed: int, rank: int) -> Source:
     """Return the source for what the user iterates."""
-    stock = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    if isinstance(loader, DataLoader) and stock and not isinstance(loader.dataset, IterableDataset):
-        return IndexedSource(loader, seed=seed, rank=rank)
+    if is_torchs(loader):
+        if not isinstance(loader.dataset, IterableDataset):
+            return IndexedSource(loader, seed=seed, rank=rank)
+        if says_where_it_stands(loader.dataset):
+            return ShardedSource(loader, seed=seed, rank=rank)
+        return StreamSource(loader, seed=seed, rank=rank)
     if not hasattr(loader, "__iter__"):
         msg = f"the loader is a `{type(loader).__name__}`, which cannot be iterated"
         raise ConfigError(msg)
+    if is_stateful(loader):
+        return OpaqueSource(loader, seed=seed, rank=rank)
     return StreamSource(loader, seed=seed, rank=rank)
 
 
@@ -66,6 +101,7 @@ class IndexedSource:
 
     restartable = True
     exact = True
+    placing = Placing.NUMBER
 
     def __init__(self, loader: DataLoader[Any], *, seed: int, rank: int) -> None:
         self._loader = loader
@@ -74,17 +110,46 @@ class IndexedSource:
         self._order = Order(loader, seed=seed)
         self._ranked = Ranked(loader, rank=rank)
         self.seed = self._order.seed
-        self._walk = self._order.walk(Position(0, 0, self.seed))
+        self._begin = Position(0, 0, self.seed)
+        self._walk = self._order.walk(self._begin)
         self._issued: collections.deque[tuple[Ticket, Position]] = collections.deque()
         self._serial = 0
         self._wanted = 0
         self._shared: torch.Tensor | None = None
         """What workers see of `_wanted`."""
         self._iterator: Any = None
+        self._twice = False
+
+    def mistrust(self) -> None:
+        """Have the first batch that each loader worker fetches fetched twice."""
+        self._twice = True
+
+    def flaw(self) -> str:
+        """Return why the samples of a position are not known: its order, or its dataset, varies."""
+        dataset = self._loader.dataset
+        if is_stateful(dataset) and not isinstance(dataset, torch.nn.Module):
+            return (
+                f"`{type(dataset).__name__}` has numbered samples and a state as well: what a "
+                "sample holds must depend on its number alone; make it an IterableDataset, which "
+                "is placed by its state, or take `state_dict` away"
+            )
+        return self._order.flaw()
 
     def obstacle(self) -> str:
         """Return why a standby could not take this rank over."""
         return self._ranked.obstacle()
+
+    def order(self, most: int) -> list[int] | None:
+        """Return what the samplers yield in the first pass, if that is numbers."""
+        numbers: list[int] = []
+        for position, indices in itertools.islice(self._order.walk(self._begin), most):
+            if position.pass_ > self._begin.pass_:
+                break
+            several = self._several(indices)
+            if not all(hasattr(each, "__index__") for each in several):
+                return None
+            numbers += map(operator.index, several)
+        return numbers
 
     def start(self, position: Position, rank: int) -> None:
         """Send other indices from here on; what was asked for before is dropped unfetched."""
@@ -106,6 +171,8 @@ class IndexedSource:
             if ticket.serial != serial:
                 msg = f"the loader returned batch {serial} where {ticket.serial} was due"
                 raise StateError(msg)
+            if isinstance(batch, Varies):
+                raise ConfigError(_VARIES.format(batch.dataset))
             if serial >= self._wanted:
                 return Fetched(batch, advance(position), self._several(ticket.indices))
 
@@ -132,11 +199,12 @@ class IndexedSource:
         dataset = SeededDataset(
             mine.dataset, mine.collate_fn, self._shared, batched=mine.batch_sampler is not None
         )
-        return iter(_rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
+        dataset.twice = self._twice
+        return iter(rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
 
     def close(self) -> None:
         """End the workers; `start` must be called before `next` is called again."""
-        _end(self._iterator)
+        end(self._iterator)
         self._iterator = self._shared = None
         self._issued.clear()
 
@@ -151,34 +219,11 @@ class _Endless:
         return self._generate()  # type: ignore[no-any-return]
 
 
-def _rebuilt(mine: DataLoader[Any], dataset: Any, **changed: Any) -> DataLoader[Any]:
-    """Return a loader like `mine` over `dataset`, which draws nothing from the global streams."""
-    child = spawns_children(mine.multiprocessing_context)
-    given = {
-        "batch_size": None,
-        "num_workers": mine.num_workers,
-        "collate_fn": mine.collate_fn,
-        "pin_memory": mine.pin_memory,
-        "timeout": mine.timeout,
-        "worker_init_fn": WorkerStart(mine.worker_init_fn, child=child),
-        "multiprocessing_context": mine.multiprocessing_context,
-        "generator": torch.Generator(),
-        "prefetch_factor": mine.prefetch_factor if mine.num_workers else None,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return DataLoader(dataset, **{**given, **changed})
-
-
-def _end(iterator: Any) -> None:
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
 class StreamSource:
     """An iterable dataset's loader, or any iterable: gone through from its beginning."""
 
     exact = False
+    placing = Placing.REPLAY
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int) -> None:
         self._loader = loader
@@ -192,9 +237,19 @@ class StreamSource:
         self._stream = rng.Stream(0)
         self._begun = False
 
+    def mistrust(self) -> None:
+        """Do nothing: a stream is gone through once."""
+
+    def flaw(self) -> str:
+        """Return nothing: what it yields is seen only by going through it."""
+        return ""
+
     def obstacle(self) -> str:
         """Return why a standby could not take this rank over."""
         return self._ranked.obstacle()
+
+    def order(self, most: int) -> list[int] | None:
+        """Return None: samples of a stream have no numbers."""
 
     def start(self, position: Position, rank: int) -> None:
         """Go to `position` from the beginning of its pass; to where it is only for another rank."""
@@ -219,8 +274,7 @@ class StreamSource:
                 return Fetched(batch, self._position, None)
             self.close()
             self._position = next_pass(self._position)
-        msg = "the loader is empty: it yields no batch"
-        raise ConfigError(msg)
+        raise ConfigError(EMPTY)
 
     def _refuse_restart(self) -> None:
         if self._begun and not self.restartable:
@@ -233,31 +287,24 @@ class StreamSource:
         seed = rng.derive("stream", self._job_seed, self._position.seed, self._position.pass_)
         self._stream = rng.Stream(seed)
         with self._stream.active():
-            self._set_pass()
+            announce_pass(self._loader, self._position.pass_)
             self._iterator = iter(self._seeded(seed))
             for _ in range(self._position.batch):
                 if next(self._iterator, _END) is _END:
                     break
 
-    def _set_pass(self) -> None:
-        loader = self._loader
-        parts: list[Any] = [loader, *(getattr(loader, key, None) for key in ("dataset", "sampler"))]
-        for each in parts:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(self._position.pass_)
-
     def _seeded(self, seed: int) -> Iterable[Any]:
         """Return the loader itself, or one like it that seeds its workers from `seed`."""
         mine = self._loader
-        if not isinstance(mine, DataLoader) or type(mine).__iter__ is not DataLoader.__iter__:
+        if not is_torchs(mine):
             return mine
-        loader = _rebuilt(mine, mine.dataset, batch_size=mine.batch_size, drop_last=mine.drop_last)
+        loader = rebuilt(mine, mine.dataset, batch_size=mine.batch_size, drop_last=mine.drop_last)
         loader.generator.manual_seed(seed)
         return loader
 
     def close(self) -> None:
         """End the pass and its workers."""
-        _end(self._iterator)
+        end(self._iterator)
         self._iterator = None
 
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.comm import intercept
 from tmover.comm.fabric import Mode
-from tmover.core.events import Looping, Warm
+from tmover.core.events import Looping, Placing, Warm
 from tmover.core.rank import Saving
 from tmover.errors import ConfigError, Interrupted
 from tmover.state.capture import Tracked
@@ -98,6 +98,7 @@ class LiveEngine:
         self._groups = intercept.shape()
         self.tracked.refuse_hooks_with_state()
         self._batches.require_movable(slots=self._runtime.identity.nnodes)
+        self._batches.mistrust()
         self._total = self._batches.length() if total is None else total
         if self._total < 1:
             msg = f"session.steps(total={self._total}): a job has at least one step"
@@ -105,12 +106,16 @@ class LiveEngine:
         runtime = self._runtime
         runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         if not self.sandbox:
+            placing = self._batches.placing
+            if placing is Placing.REPLAY and self.rank == 0:
+                logger.warning(refusals.REPLAYED)
             runtime.send(
                 Looping(
                     job=runtime.identity.job,
                     worker=runtime.worker,
                     launch=runtime.launch,
                     schema=self._schema(),
+                    placing=placing,
                 )
             )
         return self._total

@@ -34,6 +34,10 @@ AFTER_LOOP = (
     "a collective after the loop: it could not be done again if a node were lost in it; write "
     "`for step in session.final():` and `with step:` around it"
 )
+REPLAYED = (
+    "the loader cannot go straight to a position: a joiner fetches all batches before it again, "
+    "and drops them; give the dataset or the loader `state_dict` and `load_state_dict`"
+)
 LEFT_UNCOMMITTED = (
     "the loop was left by `break` in a step that was interrupted and would have been done again: "
     "what the script decided in it is void; leave the loop after the `with`, if step.committed"

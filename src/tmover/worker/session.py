@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _session: Session | None = None
+_make_engine: Callable[[int], Engine] | None = None
+"""Makes the engine of a process that is neither a rank nor run without tmover, from a seed."""
 
 
 class Engine(Protocol):
@@ -212,6 +214,12 @@ def is_at_break(frame: FrameType | None) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
 
 
+def provide(make: Callable[[int], Engine]) -> None:
+    """Let `init` return a session of the engine that `make` returns for a seed."""
+    global _make_engine  # one process is one rank
+    _make_engine = make
+
+
 def init(*, backend: str | None = None, seed: int = 0) -> Session:
     """Return this process's session; torch.distributed is initialised afterwards.
 
@@ -220,6 +228,8 @@ def init(*, backend: str | None = None, seed: int = 0) -> Session:
     numbers of the loader; give the same on every rank.
     """
     global _session  # one process is one rank
+    if _session is None and _make_engine is not None:
+        _session = Session(_make_engine(seed))
     if _session is None:
         from tmover.worker import bootstrap
 

@@ -62,5 +62,14 @@ def test_who_keeps_the_others_waiting_is_named() -> None:
     assert "rank 1" not in shown
 
 
+def test_a_loader_that_does_not_go_straight_to_its_position_is_said_to() -> None:
+    placed = msgspec.structs.replace(STATUS, placing="state")
+    replayed = msgspec.structs.replace(STATUS, placing="replay")
+
+    assert "\n\na joiner's loader: placed by the state it has of its own\n" in render(placed)
+    assert "\n\na joiner's loader: fast-forwarded: all before its position" in render(replayed)
+    assert render(msgspec.structs.replace(STATUS, placing="number")) == SCREEN
+
+
 def test_a_status_is_a_plain_table() -> None:
     assert render(STATUS) == SCREEN

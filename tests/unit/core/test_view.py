@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from support.jobs import Story, exited, expired, joined, reported, requested, verified
-from tmover.core.events import CancelRequested
+from support.jobs import SCHEMA, Story, exited, expired, joined, reported, requested, verified
+from tmover.core.events import CancelRequested, Looping, Placing
 from tmover.core.view import MoveView, SlotView, StandbyView, view
 
 
@@ -91,3 +91,19 @@ def test_the_end() -> None:
     assert {slot.state for slot in shown.slots} == {"ended"}
     assert not shown.standbys
     assert shown.move is None
+
+
+def test_the_loader_that_is_placed_most_slowly_is_shown() -> None:
+    story = Story().starting()
+    for worker, placing in (
+        ("a0/0", Placing.STATE),
+        ("a1/0", Placing.REPLAY),
+        ("a2/0", Placing.NUMBER),
+    ):
+        story.tell(Looping(job="j", worker=worker, launch=1, schema=SCHEMA, placing=placing))
+
+    assert view(story.job).placing == "replay"
+
+
+def test_how_loaders_are_placed_is_not_known_before_the_loop() -> None:
+    assert view(Story().starting().job).placing == ""
