@@ -6,7 +6,8 @@ that step, until the file exists. `--codes` adds a buffer that moves through `.d
 an averaged model, and what each rank counts for itself, change after `optimizer.step()`. `--save`
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
-connected on rank 0, in every attempt at that step.
+connected on rank 0, in every attempt at that step. `--checkpoint` names a directory, and after how
+many steps a checkpoint goes there.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
     parser.add_argument("--save", type=pathlib.Path, default=None)
+    parser.add_argument("--checkpoint", nargs=2, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--cut-at", type=int, default=-1)
     parser.add_argument("--slow", nargs=2, type=float, default=[-1, 0])
@@ -115,6 +117,8 @@ def main() -> None:
     average, count = AveragedModel(model.module[1]), Count()
     late = {"average": average} if "average" in arguments.late else {}
     session.track(**late, per_rank={"count": count} if "count" in arguments.late else None)
+    if arguments.checkpoint is not None:
+        session.checkpoint(arguments.checkpoint[0], every=int(arguments.checkpoint[1]))
 
     for step in session.steps(loader, total=arguments.steps):
         with step:

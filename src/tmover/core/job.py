@@ -134,8 +134,9 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
     match event:
         case Launched(endpoints=endpoints) if len(endpoints) == job.nproc and not agent.endpoints:
             draft.put(agent, endpoints=endpoints)
-        case Looping(worker=worker, schema=schema) if not agent.sandbox:
+        case Looping(worker=worker, schema=schema, step=step) if not agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
+            draft.set(begun=step)
         case Sharing(keepers=keepers) if not agent.sandbox:
             draft.set(keepers=keepers, copies=not keepers)
         case Warm(worker=worker, schema=schema) if agent.sandbox:

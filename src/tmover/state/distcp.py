@@ -115,7 +115,7 @@ def write(directory: pathlib.Path, blocks: Sequence[Block]) -> None:
         if block.tensor.numel() or not math.prod(block.size)
     ]
     writer = FileSystemWriter(directory)
-    writer.set_up_storage_writer(True)  # noqa: FBT003 - torch's way to say: the only writer
+    writer.set_up_storage_writer(True)
     plans, metadata = create_default_global_save_plan([SavePlan(items)])
     (plan,) = writer.prepare_global_plan(plans)
     results = writer.write_data(plan, _Saving(blocks)).wait()

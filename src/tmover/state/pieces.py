@@ -67,7 +67,9 @@ def kept(tracked: Tracked, header: Header) -> tuple[Header, list[int]]:
     for value in trees.values():
         for _, ref in references(value):
             numbers.setdefault(ref.number, len(numbers))
-    parts = {name: tree.pack(renumbered(value, numbers), tree.Tensors()) for name, value in trees.items()}
+    parts = {
+        name: tree.pack(renumbered(value, numbers), tree.Tensors()) for name, value in trees.items()
+    }
     return Header(tuple(header.layouts[old] for old in numbers), parts), list(numbers)
 
 

@@ -14,6 +14,7 @@ import contextlib
 import os
 import pathlib
 import re
+import secrets
 import shutil
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 FAILED = "failed"
 _COMPLETE = re.compile(r"step-(\d+)")
-_UNFINISHED = re.compile(r"step-\d+\..*(partial|removed)")
+_UNFINISHED = re.compile(r"step-(\d+)\..*(partial|removed)")
+_SIGN = ".shared"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,7 @@ def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     name = unfinished / MANIFEST
     write(name, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     final = unfinished.with_name(f"step-{manifest.step}")
-    if (final / MANIFEST).exists():
+    if has(final.parent, manifest.step):
         shutil.rmtree(unfinished, ignore_errors=True)
         return final
     unfinished.rename(final)
@@ -127,6 +129,11 @@ def complete(directory: pathlib.Path) -> list[pathlib.Path]:
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 
+def has(directory: pathlib.Path, step: int) -> bool:
+    """Return whether there is a complete checkpoint of a step."""
+    return (directory / f"step-{step}" / MANIFEST).exists()
+
+
 def prune(directory: pathlib.Path, keep: int) -> None:
     """Remove all complete checkpoints but the newest, and attempts that came to nothing before."""
     for path in complete(directory)[keep:]:
@@ -135,11 +142,38 @@ def prune(directory: pathlib.Path, keep: int) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def sweep(directory: pathlib.Path) -> None:
-    """Remove what earlier runs have left unfinished."""
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if _UNFINISHED.fullmatch(path.name):
+def sweep(directory: pathlib.Path, until: int | None = None) -> None:
+    """Remove what was left unfinished, or only that of steps up to one."""
+    for path in directory.iterdir():
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and (until is None or int(match[1]) <= until):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def give_up(unfinished: pathlib.Path) -> None:
+    """Say, if that can be written, that a part of an attempt will not come."""
+    with contextlib.suppress(OSError):
+        (unfinished / FAILED).touch()
+
+
+def is_given_up(unfinished: pathlib.Path) -> bool:
+    """Return whether a part of an attempt will not come."""
+    return (unfinished / FAILED).exists()
+
+
+def sign(directory: pathlib.Path) -> str:
+    """Write something into a directory by which it is known; return that."""
+    mark = secrets.token_hex(8)
+    write(directory / _SIGN, mark.encode())
+    return mark
+
+
+def signed(directory: pathlib.Path) -> str:
+    """Return what a directory is known by, nothing if it is not."""
+    try:
+        return (directory / _SIGN).read_text()
+    except OSError:
+        return ""
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
