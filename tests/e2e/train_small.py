@@ -117,8 +117,7 @@ def main() -> None:
     average, count = AveragedModel(model.module[1]), Count()
     late = {"average": average} if "average" in arguments.late else {}
     session.track(**late, per_rank={"count": count} if "count" in arguments.late else None)
-    if arguments.checkpoint is not None:
-        session.checkpoint(arguments.checkpoint[0], every=int(arguments.checkpoint[1]))
+    _save(session, arguments.checkpoint)
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
@@ -151,6 +150,11 @@ def main() -> None:
             assert last.index == arguments.steps
         if last.committed and session.rank == 0:
             print("sum of ranks", total.item(), flush=True)
+
+
+def _save(session: tmover.Session, where: list[str] | None) -> None:
+    if where is not None:
+        session.checkpoint(where[0], every=int(where[1]))
 
 
 def _seed(rank: int) -> None:

@@ -50,7 +50,7 @@ class Block(NamedTuple):
     tensor: torch.Tensor
 
     @property
-    def index(self) -> MetadataIndex:
+    def known_by(self) -> MetadataIndex:
         """What it is found by."""
         return MetadataIndex(self.key, self.offset)
 
@@ -64,7 +64,7 @@ class _Saving(SavePlanner):
     """Gives the writer the tensors it asks for."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._tensors = {block.index: block.tensor for block in blocks}
+        self._tensors = {block.known_by: block.tensor for block in blocks}
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         """Return what is to be written."""
@@ -103,7 +103,7 @@ def write(directory: pathlib.Path, blocks: Sequence[Block]) -> None:
     """Write the tensors, which are in host memory, and have them on the disk, `DONE` at last."""
     items = [
         WriteItem(
-            index=block.index,
+            index=block.known_by,
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(
                 chunk=block.chunk,

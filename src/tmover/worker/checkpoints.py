@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+UNNAMED = (
+    "the job was submitted with --resume, and the script names no directory to go on from: call "
+    "session.checkpoint(DIRECTORY, every=N) before session.steps()"
+)
 _LOOK_S = 0.1
 _LAST_S = 600.0
 """How long the end of the loop waits for other ranks' parts of the last checkpoint."""
@@ -95,12 +99,15 @@ class Checkpoints:
         """Have one taken after this step."""
         self._asked = step
 
+    def is_due(self, step: int) -> bool:
+        """Return whether one is to be taken after a step."""
+        is_wanted = step == self._asked or (bool(self._every) and (step + 1) % self._every == 0)
+        return self.directory is not None and step != NO_STEP and is_wanted
+
     def boundary(self, tracked: Tracked, *, step: int, record: bytes, seat: Seat) -> None:
         """Take one if it is due, after `step`; waits until the one before is written here."""
-        is_due = self.directory is not None and step >= 0
-        is_due = is_due and ((step + 1) % self._every == 0 or step == self._asked)
         last, epoch = self._last
-        if not is_due or (step == last and epoch in (0, seat.epoch)):
+        if not self.is_due(step) or (step == last and epoch in (0, seat.epoch)):
             return
         assert self.directory is not None
         if shelf.has(self.directory, step):

@@ -17,15 +17,10 @@ from tmover.errors import ConfigError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.shelf import Stored
-from tmover.worker.checkpoints import Checkpoints, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, agree
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
-
-UNNAMED = (
-    "the job was submitted with --resume, and the script names no directory to go on from: call "
-    "session.checkpoint(DIRECTORY, every=N) before session.steps()"
-)
 
 
 class Resuming:
