@@ -229,6 +229,8 @@ class Checkpoints:
 def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored | None:
     """Return the checkpoint to go on from: the newest of this job; with `resume`, of any.
 
+    A `job` without a mark has none of its own.
+
     Raises `ConfigError` if there are those of another job and nobody asked to go on from them,
     `StateError` if there are some and none can be read.
     """
@@ -241,7 +243,7 @@ def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored |
             reasons.append(str(error))
             damaged.append(path)
             continue
-        if not resume and found.manifest.job != job:
+        if not resume and not (job and found.manifest.job == job):
             msg = (
                 f"{directory} holds checkpoints of another run, up to step {found.step}: go on "
                 "from them with `tmover submit --resume`, or name another directory"
