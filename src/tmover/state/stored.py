@@ -7,7 +7,7 @@ its own, `private`; `outline` tells how its part compares with others'.
 
 from __future__ import annotations
 
-import hashlib
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -44,8 +44,8 @@ class Private(msgspec.Struct, frozen=True, kw_only=True):
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared between ranks before their parts are a whole."""
 
-    names: bytes
-    """A hash of all names and whole sizes."""
+    sizes: dict[str, tuple[int, ...]]
+    """Of all tensors, whole, by name."""
     plain: dict[str, bytes]
     """Hashes of what is not split, by name; but of buffers that differ by rank."""
 
@@ -98,12 +98,12 @@ class Staged:
         shelf.sync(directory.parent)
 
     def _outline(self, blocks: list[Block]) -> Outline:
-        names = sorted((block.key, block.size) for block in blocks)
+        sizes = {block.key: block.size for block in blocks}
         plain: dict[str, bytes] = {}
         for piece, block in zip(self._pieces, blocks, strict=True):
             if not piece.is_part and piece.key not in self._varying and not self._is_alone:
                 plain[piece.key] = xxhash.xxh3_128_digest(memory.copy_out([block.tensor])[0])
-        return Outline(names=hashlib.sha256(msgspec.msgpack.encode(names)).digest(), plain=plain)
+        return Outline(sizes=sizes, plain=plain)
 
 
 def _block(piece: Piece, key: str, tensor: torch.Tensor) -> Block:
@@ -146,15 +146,27 @@ def assemble(
     outlines = {r: _read(shelf.part(unfinished, r) / "outline", Outline) for r in firsts}
     apart = _apart(outlines)
     parts = [(shelf.part(unfinished, r), apart[first]) for r, first in enumerate(replicas)]
-    distcp.describe(unfinished, distcp.merged(unfinished, parts))
+    metadata = distcp.merged(unfinished, parts)
+    for first, outline in outlines.items():
+        for key, size in outline.sizes.items():
+            name = apart[first].get(key, key)
+            if name not in metadata.state_dict_metadata and math.prod(size):
+                msg = f"{unfinished}: `{name}` was not written"
+                raise StateError(msg)
+    distcp.describe(unfinished, metadata)
     manifest = shelf.Manifest(
         step=step,
         job=job,
         replicas=tuple(replicas),
-        any_ranks=not any(apart.values()) and len({o.names for o in outlines.values()}) == 1,
+        any_ranks=not any(apart.values()) and _are_alike(outlines),
         files=shelf.listed(unfinished),
     )
     return shelf.publish(unfinished, manifest)
+
+
+def _are_alike(outlines: dict[int, Outline]) -> bool:
+    first, *others = outlines.values()
+    return all(other.sizes == first.sizes for other in others)
 
 
 def _apart(outlines: dict[int, Outline]) -> dict[int, dict[str, str]]:

@@ -143,12 +143,14 @@ class Checkpoints:
         self.hold_still()
         deadline = time.monotonic() + _LAST_S
         with self._changed:
-            self._open = [attempt for attempt in self._open if attempt.seat.epoch == epoch]
-            while (self._due or self._open) and not is_over():
+            while self._is_awaited(epoch) and not is_over():
                 if time.monotonic() > deadline:
                     logger.error("the last checkpoint did not become complete in %g s", _LAST_S)
                     return
                 self._changed.wait(_LOOK_S)
+
+    def _is_awaited(self, epoch: int) -> bool:
+        return self._due is not None or any(each.seat.epoch == epoch for each in self._open)
 
     def close(self) -> None:
         """End the thread; what is being written is left unfinished."""
