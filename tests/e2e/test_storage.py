@@ -15,6 +15,8 @@ from tmover.process import send_signal
 SHARDED = pathlib.Path(__file__).parent / "train_sharded.py"
 REPLICAS = Kind(nodes=3)
 SHARDS = Kind(nodes=3, arguments=("--layout", "fsdp"), script=SHARDED)
+WIDE = Kind(nodes=3, arguments=("--hidden", "1024"))
+"""Whose gradients fill several buckets of DDP."""
 KINDS = pytest.mark.parametrize("kind", [REPLICAS, SHARDS], ids=["ddp", "fsdp"])
 EVERY = 4
 SAVED = 3
@@ -69,7 +71,7 @@ def test_a_checkpoint_changes_no_bit_of_what_it_is_taken_of(
     assert steps_in(saves) == ["step-15", "step-19"]
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [REPLICAS, SHARDS, WIDE], ids=["ddp", "fsdp", "wide"])
 def test_a_new_job_goes_on_with_the_bits_of_one_that_was_cut_off(
     cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path, kind: Kind
 ) -> None:

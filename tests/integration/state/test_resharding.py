@@ -48,13 +48,13 @@ def run(action: str, directory: pathlib.Path, world: World, store: pathlib.Path)
     ("before", "after"),
     [
         (World("fsdp", 3), World("fsdp", 2)),
-        (World("fsdp", 2), World("fsdp", 4)),
+        pytest.param(World("fsdp", 2), World("fsdp", 4), marks=pytest.mark.full),
         (World("fsdp", 3), World("ddp", 1)),
         (World("ddp", 2), World("fsdp", 3)),
-        (World("hsdp", 4), World("fsdp", 4)),
-        (World("hsdp", 4), World("hsdp", 4)),
-        (World("tp", 4), World("tp", 2)),
-        (World("tp", 2), World("fsdp", 2)),
+        pytest.param(World("hsdp", 4), World("fsdp", 4), marks=pytest.mark.full),
+        pytest.param(World("hsdp", 4), World("hsdp", 4), marks=pytest.mark.full),
+        pytest.param(World("tp", 4), World("tp", 2), marks=pytest.mark.full),
+        pytest.param(World("tp", 2), World("fsdp", 2), marks=pytest.mark.full),
     ],
     ids=lambda world: f"{world.layout}{world.size}",
 )
