@@ -7,7 +7,6 @@ its own, `private`; `outline` tells how its part compares with others'.
 
 from __future__ import annotations
 
-import math
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -150,7 +149,7 @@ def assemble(
     for first, outline in outlines.items():
         for key, size in outline.sizes.items():
             name = apart[first].get(key, key)
-            if name not in metadata.state_dict_metadata and math.prod(size):
+            if name not in metadata.state_dict_metadata and 0 not in size:
                 msg = f"{unfinished}: `{name}` was not written"
                 raise StateError(msg)
     distcp.describe(unfinished, metadata)

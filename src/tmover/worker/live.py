@@ -20,7 +20,7 @@ from tmover.state.snapshot import Snapshot
 from tmover.worker import refusals, signals
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.ballot import Ballot
-from tmover.worker.checkpoints import Checkpoints, Seat
+from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.inject import Point
 from tmover.worker.resuming import Resuming
 from tmover.worker.runtime import Runtime
@@ -142,7 +142,8 @@ class LiveEngine:
             if self._rehearsed < self._runtime.config.rehearse_steps:
                 return self._rehearsal()
             if self._resuming.pending:
-                self._resume()
+                self._settle()
+                self.adopt(self._resuming.load(self.tracked, self._batches, seed=self._seed))
             else:
                 self._await_promotion()
         else:
@@ -150,18 +151,14 @@ class LiveEngine:
             self._settle()
         step = runtime.standing.rank.step
         assert step is not None
-        self.checkpoints.boundary(self.tracked, step=step, record=self._record, seat=self._seat())
+        seat = self._resuming.seat()
+        self.checkpoints.boundary(self.tracked, step=step, record=self._record, seat=seat)
         if step + 1 >= self._total:
             self._end(step)
             return None
         if runtime.copies.is_due(step):
             runtime.copies.take(self.tracked, step=step, record=self._record)
         return self._hand_out(step + 1)
-
-    def _seat(self) -> Seat:
-        runtime = self._runtime
-        epoch = runtime.standing.rank.epoch
-        return Seat(self.rank, runtime.replicas, job=runtime.mark, epoch=epoch)
 
     def final_step(self, index: int) -> Step | None:
         """Return an attempt of a collective part after the loop, as step `total + index`.
@@ -360,12 +357,6 @@ class LiveEngine:
                 return False  # not one step could be rehearsed to its end: let the user see why
             logger.warning("rehearsal of step %d: %s", self._rehearsed - 1, error)
         return True
-
-    def _resume(self) -> None:
-        """Load a checkpoint over what was rehearsed, and go on behind it."""
-        assert self._batches is not None
-        self._settle()
-        self.adopt(self._resuming.load(self.tracked, self._batches, seed=self._seed))
 
     def _await_promotion(self) -> None:
         runtime = self._runtime

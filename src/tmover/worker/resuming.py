@@ -17,7 +17,7 @@ from tmover.errors import ConfigError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.shelf import Stored
-from tmover.worker.checkpoints import UNNAMED, Checkpoints, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -56,12 +56,19 @@ class Resuming:
             share=share,
         )
 
-    def load(self, tracked: Tracked, batches: Batches, *, seed: int) -> bytes:
+    def seat(self) -> Seat:
+        """Return what a checkpoint is taken as, at this boundary."""
+        runtime = self._runtime
+        rank, epoch = runtime.identity.rank, runtime.standing.rank.epoch
+        return Seat(rank, runtime.replicas, job=runtime.mark, epoch=epoch)
+
+    def load(self, tracked: Tracked, batches: Batches | None, *, seed: int) -> bytes:
         """Put all that is tracked to what it was; return this rank's record."""
         from tmover.state.stored import Place, restore
 
         stored, runtime = self._stored, self._runtime
         assert stored is not None
+        assert batches is not None
         identity = runtime.identity
         place = Place(identity.rank, identity.world_size, seed)
         record = restore(stored, tracked, place, batches.position())

@@ -236,8 +236,11 @@ def test_all_ranks_are_refused_for_what_the_first_one_has_found(tmp_path: pathli
 
 def test_a_directory_that_is_another_one_on_another_node_is_refused(tmp_path: pathlib.Path) -> None:
     said: list[list[str]] = []
-    agree(tmp_path, job=ME, resume=False, rank=0, share=lambda words: said.append(words) or words)
 
-    elsewhere = tmp_path / "elsewhere"
+    def tell(words: list[str]) -> list[str]:
+        said.append(words)
+        return said[0]
+
+    agree(tmp_path, job=ME, resume=False, rank=0, share=tell)
     with pytest.raises(ConfigError, match="another directory here"):
-        agree(elsewhere, job=ME, resume=False, rank=1, share=lambda _: said[0])
+        agree(tmp_path / "elsewhere", job=ME, resume=False, rank=1, share=tell)
