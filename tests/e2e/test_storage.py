@@ -102,7 +102,7 @@ def test_a_job_that_has_lost_all_workers_goes_on_from_its_last_checkpoint(
 
 
 @KINDS
-@pytest.mark.parametrize(("held", "starts"), [(SAVED + 1, 2), (SAVED + 2, 1)])
+@pytest.mark.parametrize(("held", "starts"), [(SAVED + 1, 2), (SAVED + 3, 1)])
 def test_a_job_that_was_resumed_loses_a_node_like_any_other(
     cluster: LocalCluster,
     undisturbed: Twin,
