@@ -300,6 +300,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Faults to do on purpose, see `worker.inject`."""
     trace: str | None
     """The directory traces are written to."""
+    resume: bool = False
+    """Whether to go on from the newest checkpoint of an earlier job."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -313,6 +315,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             address=environ.get("TMOVER_ADDRESS") or "127.0.0.1",
             inject=environ.get("TMOVER_INJECT", ""),
             trace=environ.get("TMOVER_TRACE"),
+            resume=environ.get("TMOVER_RESUME", "") not in ("", "0"),
         )
 
 

@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--layout", choices=["fsdp", "hsdp", "tp"], default="fsdp")
+    parser.add_argument("--checkpoint", nargs=2, default=None)
     parser.add_argument("--hold", nargs=2, default=None)
     arguments = parser.parse_args()
 
@@ -104,6 +105,8 @@ def main() -> None:
     sampler = kind(dataset, num_replicas=parts, rank=part)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    if arguments.checkpoint is not None:
+        session.checkpoint(arguments.checkpoint[0], every=int(arguments.checkpoint[1]))
 
     for step in session.steps(loader, total=arguments.steps):
         with step:

@@ -7,7 +7,8 @@ an averaged model, and what each rank counts for itself, change after `optimizer
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
 connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
-overflow in that step, whose update is skipped.
+overflow in that step, whose update is skipped. `--checkpoint` names a directory, and after how many
+steps a checkpoint goes there.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
     parser.add_argument("--save", type=pathlib.Path, default=None)
+    parser.add_argument("--checkpoint", nargs=2, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--cut-at", type=int, default=-1)
     parser.add_argument("--overflow", type=int, default=None)
@@ -118,8 +120,8 @@ def main() -> None:
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
-    own = {"count": count} if "count" in arguments.late else None
-    session.track(scaler=scaler, **late, per_rank=own)
+    session.track(scaler=scaler, **late, per_rank=_own(count, arguments.late))
+    _save(session, arguments.checkpoint)
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
@@ -161,6 +163,15 @@ def _backward(
         loss = nn.functional.mse_loss(model(x + noise), y)
         scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
     return loss
+
+
+def _own(count: Count, late: list[str]) -> dict[str, Any] | None:
+    return {"count": count} if "count" in late else None
+
+
+def _save(session: tmover.Session, where: list[str] | None) -> None:
+    if where is not None:
+        session.checkpoint(where[0], every=int(where[1]))
 
 
 def _seed(rank: int) -> None:

@@ -43,6 +43,7 @@ _IMPORTED = (
     "torch",
     "torch._dynamo",  # what DDP's constructor imports, for two seconds
     "torch.distributed",
+    "torch.distributed.checkpoint",
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",

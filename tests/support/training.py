@@ -67,11 +67,13 @@ class Training:
         arguments: tuple[str, ...] = (),
         script: pathlib.Path | None = None,
         settings: Mapping[str, str] | None = None,
+        name: str = "trace",
     ) -> None:
+        """Submit it. `name`: of its traces, if it is not the only job of its cluster."""
         self.cluster = cluster
         self.kind = kind
-        self._trace = cluster.state / "trace"
-        self._gate = cluster.state / "gate"
+        self._trace = cluster.state / name
+        self._gate = cluster.state / f"{name}.gate"
         self._hold_at = hold_at
         hold = () if hold_at is None else ("--hold", str(hold_at), str(self._gate))
         argv = agent_argv(

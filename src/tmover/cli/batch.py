@@ -46,6 +46,8 @@ class BatchJob:
     config: pathlib.Path | None
     """The configuration file named on the command line."""
     state: pathlib.Path
+    resume: bool = False
+    """Whether it goes on from the newest checkpoint of an earlier job."""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,8 @@ class BatchJob:
         env = {**render.environment(os.environ), "TMOVER_STATE": str(self.state)}
         if self.config is not None:
             env["TMOVER_CONFIG"] = str(self.config.absolute())
+        if self.resume:
+            env["TMOVER_RESUME"] = "1"
         return env
 
     def options(self) -> list[str]:
@@ -99,6 +103,7 @@ def describe(
     headless: bool,
     state: pathlib.Path | None,
     config: pathlib.Path | None,
+    resume: bool = False,
 ) -> BatchJob:
     """Return the job that the command line describes. Raises `ConfigError`."""
     check_environment()
@@ -121,6 +126,7 @@ def describe(
         configuration=configuration,
         config=config,
         state=state_directory(state, configuration=configuration),
+        resume=resume,
     )
 
 
@@ -183,7 +189,7 @@ def show(job: BatchJob, *, as_json: bool) -> None:
 def _parts(job: BatchJob) -> list[dict[str, str]]:
     controller = ["tmover", "controller", "--state", str(job.state), *job.controller_flags()]
     parts = [] if is_anothers(job.state) else [_command("a controller, if none runs", controller)]
-    env = ["env", f"TMOVER_STATE={job.state}"]
+    env = ["env", f"TMOVER_STATE={job.state}", *(["TMOVER_RESUME=1"] if job.resume else [])]
     nnodes = last(job.asked, "nodes") or "1"
     if job.headless:
         command = salloc_argv(job.options())

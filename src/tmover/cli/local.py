@@ -56,7 +56,13 @@ def run(
 
 
 def job_spec(
-    nodes: int, standby: int, nproc_per_node: str, script: str, *arguments: str, module: bool
+    nodes: int,
+    standby: int,
+    nproc_per_node: str,
+    script: str,
+    *arguments: str,
+    module: bool,
+    resume: bool = False,
 ) -> JobSpec:
     """Return the job that the command line describes; it inherits this process's environment."""
     from tmover.agent.launcher import count_workers
@@ -69,7 +75,7 @@ def job_spec(
         standby=standby,
         nproc=nproc,
         argv=agent_argv(script, *arguments, nproc=nproc, module=module),
-        env=dict(os.environ),
+        env={**os.environ, **({"TMOVER_RESUME": "1"} if resume else {})},
         cwd=pathlib.Path.cwd(),
     )
 

@@ -40,6 +40,9 @@ class _Submit(click.Command):
     metavar="K",
     help="Nodes that stand by. [default: count in the table [standby], 0]",
 )
+@click.option(
+    "--resume", is_flag=True, help="Go on from the newest checkpoint of `session.checkpoint`."
+)
 @click.option("--headless", is_flag=True, help="Hold the nodes with salloc, without a batch host.")
 @click.option("--dry-run", is_flag=True, help="Show every command and script, and do nothing.")
 @click.option("--unchecked", is_flag=True, help="Do not look for `tmover run` in SCRIPT.")
@@ -73,6 +76,7 @@ def command(
     /,
     *,
     standby: int | None,
+    resume: bool,
     headless: bool,
     dry_run: bool,
     unchecked: bool,
@@ -111,7 +115,13 @@ def command(
 
         checked = check_script(script, module=module, command="submit")
         spec = here.job_spec(
-            nodes, standby or 0, nproc_per_node, checked, *arguments, module=module
+            nodes,
+            standby or 0,
+            nproc_per_node,
+            checked,
+            *arguments,
+            module=module,
+            resume=resume,
         )
         here.run(spec, configuration, state, config=config, detach=detach)
         return
@@ -129,6 +139,7 @@ def command(
         headless=headless,
         state=state,
         config=config,
+        resume=resume,
     )
     batch.check(job, unchecked=unchecked)
     if dry_run:

@@ -20,7 +20,7 @@ NO_STEP = -1
 CARRIED_ALONG = 75
 """Exit code of workers whose script ended because another rank was lost (`EX_TEMPFAIL`)."""
 SETTLED = 1
-"""The first step after which a world can change hands.
+"""The first step after which a world can change hands, counted from the run's first.
 
 DDP lays its buckets anew in its second forward, on the ranks of the job as on the standby that has
 rehearsed. Between that of the one and that of the others they would exchange different things.
@@ -123,6 +123,8 @@ class Looping(Event, frozen=True, kw_only=True):
     launch: int
     schema: dict[str, str]
     placing: Placing = Placing.UNKNOWN
+    step: int = NO_STEP
+    """The last step that is in the checkpoint it goes on from."""
 
 
 class Sharing(Event, frozen=True, kw_only=True):

@@ -135,9 +135,10 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
     match event:
         case Launched(endpoints=endpoints) if len(endpoints) == job.nproc and not agent.endpoints:
             draft.put(agent, endpoints=endpoints)
-        case Looping(worker=worker, schema=schema, placing=placing) if not agent.sandbox:
-            draft.put(agent, schemas={**agent.schemas, worker: schema})
-            draft.set(placing=max(job.placing, placing, key=list(Placing).index))
+        case Looping() if not agent.sandbox:
+            draft.put(agent, schemas={**agent.schemas, event.worker: event.schema})
+            placing = max(job.placing, event.placing, key=list(Placing).index)
+            draft.set(placing=placing, begun=event.step)
         case Sharing(keepers=keepers) if not agent.sandbox:
             draft.set(keepers=keepers, copies=not keepers)
         case Warm(worker=worker, schema=schema) if agent.sandbox:

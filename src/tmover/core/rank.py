@@ -90,6 +90,8 @@ class Rank:
     """Whether this rank was asked for a checkpoint that no vote has agreed on."""
     saving: Saving = Saving.NONE
     """The checkpoint that a vote of this world has agreed on."""
+    first: int = 0
+    """The first step of this run; a later one if it goes on from a checkpoint on storage."""
 
     @property
     def interrupted(self) -> bool:
@@ -102,6 +104,11 @@ def start(rank: Rank, epoch: int) -> Rank:
     if rank.epoch or epoch in rank.revoked:
         return rank
     return dataclasses.replace(rank, epoch=epoch)
+
+
+def resume(rank: Rank, step: int) -> Rank:
+    """Return the rank with the state of a checkpoint on storage, from which all ranks go on."""
+    return dataclasses.replace(rank, step=step, first=step + 1)
 
 
 def arm(rank: Rank, epoch: int) -> Rank:
@@ -129,7 +136,7 @@ def cast(rank: Rank, step: int, *, good: bool) -> tuple[Rank, Vote]:
     if rank.step is None or step != rank.step + 1:
         msg = f"cannot vote on step {step} after step {rank.step}"
         raise ProtocolError(msg)
-    armed = rank.armed if step >= SETTLED else 0
+    armed = rank.armed if step >= rank.first + SETTLED else 0
     good_here = good and not rank.interrupted
     vote = Vote(step=step, good=good_here, armed=armed, checkpoint=rank.asked)
     if not good_here:

@@ -69,10 +69,10 @@ def go_on(draft: Draft, loss: Loss) -> None:
     if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
     step = _copied_step(job, loss) if job.copies else decided_step(job, loss)
-    after = NO_STEP if step is None else step
+    after = NO_STEP if step is None or step == job.begun else step
     if form.crashed(draft, vacant, after) or form.broke_again(draft, vacant, after):
         return
-    if step is None or step < SETTLED:
+    if step is None or step <= job.begun + SETTLED:
         has_begun = step is None and job.schemas
         why = "no rank is left that holds the state" if has_begun else "it had hardly begun"
         form.restart(draft, why)

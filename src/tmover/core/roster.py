@@ -165,6 +165,8 @@ class Job:
     """By slot: what would go on for ever must not use up all nodes there are."""
     breaks: Breaks | None = None
     """The last world that broke with nobody lost."""
+    begun: int = NO_STEP
+    """The step after which the present run began: that of a checkpoint on storage, if any."""
     held: int = 0
     """The last epoch whose world every rank has passed into, 0 if none since the last start."""
     relinked: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)

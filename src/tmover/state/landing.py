@@ -18,6 +18,9 @@ from tmover.state.capture import Header, Tracked
 from tmover.state.memory import Layout
 from tmover.state.parts import ModulePart, OptimizerPart, Part
 
+Path = tuple[Any, ...]
+"""The keys and indices that lead to a value of a tree."""
+
 _decoder = msgspec.msgpack.Decoder(Header)
 
 
@@ -42,7 +45,7 @@ class Places:
         Raises `StateError` naming a tensor that must exist and does not, or is another one.
         """
         live = each.tree()
-        for path, ref in _references(incoming, ()):
+        for path, ref in references(incoming):
             if ref.number >= len(self._layouts):
                 msg = f"state header refers to tensor {ref.number} of {len(self._layouts)}"
                 raise StateError(msg)
@@ -124,15 +127,16 @@ def _turn(each: Part) -> int:
     return 2 if isinstance(each, OptimizerPart) else 1
 
 
-def _references(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], tree.Ref]]:
+def references(value: Any, path: Path = ()) -> Iterator[tuple[Path, tree.Ref]]:
+    """Yield where in a tree each reference to a tensor stands."""
     if isinstance(value, tree.Ref):
         yield path, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _references(inner, (*path, key))
+            yield from references(inner, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
-            yield from _references(inner, (*path, index))
+            yield from references(inner, (*path, index))
 
 
 def _at(value: Any, path: tuple[Any, ...]) -> Any:

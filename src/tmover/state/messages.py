@@ -26,6 +26,8 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     """Who keeps whose records, by rank."""
     copies: bool = False
     """Whether they keep copies of everything."""
+    replicas: tuple[int, ...] = ()
+    """By rank, the first rank that holds the same."""
 
 
 UNKNOWN = Keeping()

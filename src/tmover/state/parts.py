@@ -128,7 +128,7 @@ class ModulePart:
 
     def schema(self) -> Any:
         """Return names, shapes and dtypes. Non-persistent buffers are caches and may differ."""
-        transient = self._transient()
+        transient = self.transient()
         buffers = {k: shards.kind(b) for k, b in self.buffers().items() if k not in transient}
         return [{k: shards.kind(p) for k, p in self.parameters().items()}, buffers]
 
@@ -136,7 +136,8 @@ class ModulePart:
         """Return which part of what is sharded this rank holds."""
         return [shards.place(tensor) for tensor in self._tensors().values()]
 
-    def _transient(self) -> set[str]:
+    def transient(self) -> set[str]:
+        """Return the names of buffers that its state_dict leaves out: caches, and the like."""
         return {
             f"{prefix}.{key}" if prefix else key
             for prefix, module in self.module.named_modules()
@@ -163,7 +164,7 @@ class ModulePart:
 
     def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
         """Let buffers that are caches, and extra state, be new; everything else exists."""
-        if path[0] == "parameters" or (path[0] == "buffers" and path[1] not in self._transient()):
+        if path[0] == "parameters" or (path[0] == "buffers" and path[1] not in self.transient()):
             return None
         if described.device == "cpu":
             return torch.device("cpu")

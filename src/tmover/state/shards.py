@@ -60,6 +60,20 @@ def place(tensor: torch.Tensor) -> list[int]:
     return [0 if placement.is_replicate() else number for number, placement in pairs]
 
 
+def chunk(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the size of the whole tensor, and where in it this rank's part begins."""
+    size = tuple(tensor.shape)
+    if not is_sharded(tensor):
+        return size, (0,) * len(size)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole: Any = tensor
+    _, offset = compute_local_shape_and_global_offset(
+        whole.shape, whole.device_mesh, whole.placements
+    )
+    return size, tuple(offset)
+
+
 def refuse_misplaced(tensor: torch.Tensor, path: str) -> None:
     """Raise `StateError` if a process that has become another rank has no room for its part."""
     if not is_sharded(tensor):

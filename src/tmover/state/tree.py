@@ -63,7 +63,7 @@ class Tensors:
 
 
 def pack(value: Any, tensors: Tensors, path: str = "", depth: int = 0) -> Any:
-    """Return `value` as nested lists, its tensors moved to `tensors`.
+    """Return `value` as nested lists, its tensors moved to `tensors`; what is a `Ref` stays one.
 
     Raises `StateError` naming the path of what is no plain value.
     """
@@ -87,6 +87,8 @@ def pack(value: Any, tensors: Tensors, path: str = "", depth: int = 0) -> Any:
             _TAG_OF_DICT[kind],
             [_pack_item(k, v, tensors, path, depth) for k, v in value.items()],
         ]
+    if kind is Ref:
+        return ["tensor", value.number]
     if isinstance(value, torch.Tensor):
         memory.refuse_unreadable(value, path)
         return ["tensor", tensors.add(value)]

@@ -62,13 +62,14 @@ class Ballot:
         verdict, switch_to = runtime.standing.tally(cast_by_all)
         if verdict is Verdict.PASSED:
             runtime.copies.agree([vote.held for vote in cast_by_all])
-            if step == 0:
+            if step == runtime.standing.rank.first:
                 runtime.share([vote.holds for vote in cast_by_all])
         return verdict, switch_to
 
     def _with_holdings(self, vote: Vote) -> Vote:
         """Return the vote; the first one tells what replicas of this rank hold too."""
-        holds = self._tracked.holdings() if vote.step == 0 else b""
+        is_first = vote.step == self._runtime.standing.rank.first
+        holds = self._tracked.holdings() if is_first else b""
         return vote._replace(holds=holds, held=self._runtime.copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:

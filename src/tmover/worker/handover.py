@@ -133,7 +133,9 @@ class Handover:
 
     def _keeping(self) -> Keeping:
         runtime = self._runtime
-        return Keeping(keepers=runtime.keepers, copies=runtime.copies.active)
+        return Keeping(
+            keepers=runtime.keepers, copies=runtime.copies.active, replicas=runtime.replicas
+        )
 
     def _record_of(self, rank: int, step: int) -> bytes:
         """Return the private records of `rank` as of `step`: this rank's own, or what it keeps."""
@@ -172,6 +174,7 @@ class Handover:
             )
             raise StateError(msg)
         runtime.keepers, runtime.copies.active = keeping.keepers, keeping.copies
+        runtime.replicas = keeping.replicas
         self._owner.adopt(record)
         standing.applied(step)
         runtime.send(

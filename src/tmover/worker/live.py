@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.comm import intercept
-from tmover.comm.fabric import Mode
 from tmover.core.events import Looping, Placing, Warm
 from tmover.core.rank import Saving
 from tmover.errors import ConfigError, Interrupted
@@ -21,7 +20,9 @@ from tmover.state.snapshot import Snapshot
 from tmover.worker import refusals, signals
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.ballot import Ballot
+from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.inject import Point
+from tmover.worker.resuming import Resuming
 from tmover.worker.runtime import Runtime
 from tmover.worker.scaling import vote_where_skipped
 from tmover.worker.session import Step
@@ -37,6 +38,8 @@ class LiveEngine:
         self._runtime = runtime
         self._seed = seed
         self.tracked = Tracked()
+        self.checkpoints = Checkpoints(lambda step: runtime.trace.write("stored", step=step))
+        self._resuming = Resuming(runtime, self.checkpoints)
         self._switch = Switch(runtime, self)
         self._asked = signals.listen()
         self._ballot = Ballot(runtime, self.tracked, self._switch, self._asked)
@@ -86,8 +89,8 @@ class LiveEngine:
 
     @property
     def sandbox(self) -> bool:
-        """Whether this is a rehearsal."""
-        return self._runtime.identity.sandbox
+        """Whether this is a rehearsal: of a standby, or before a checkpoint is loaded."""
+        return self._runtime.identity.sandbox or self._resuming.pending
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -104,11 +107,11 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
-        runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         if not self.sandbox:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:
                 logger.warning(refusals.REPLAYED)
+            self._resuming.choose()
             runtime.send(
                 Looping(
                     job=runtime.identity.job,
@@ -116,8 +119,10 @@ class LiveEngine:
                     launch=runtime.launch,
                     schema=self._schema(),
                     placing=placing,
+                    step=self._resuming.step,
                 )
             )
+        runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         return self._total
 
     def _schema(self) -> dict[str, str]:
@@ -143,12 +148,18 @@ class LiveEngine:
         if self.sandbox:
             if self._rehearsed < self._runtime.config.rehearse_steps:
                 return self._rehearsal()
-            self._await_promotion()
+            if self._resuming.pending:
+                self._settle()
+                self.adopt(self._resuming.load(self.tracked, self._batches, seed=self._seed))
+            else:
+                self._await_promotion()
         else:
             runtime.injector.at(Point.AFTER_BODY, self._last.step.index if self._last else None)
             self._settle()
         step = runtime.standing.rank.step
         assert step is not None
+        seat = self._resuming.seat()
+        self.checkpoints.boundary(self.tracked, step=step, record=self._record, seat=seat)
         if step + 1 >= self._total:
             self._end(step)
             return None
@@ -197,6 +208,7 @@ class LiveEngine:
         rank = self._runtime.standing.rank
         if rank.asked or rank.saving is Saving.NEXT or self._asked.take():
             logger.warning("a checkpoint was asked for in the last steps: the loop ends without")
+        self.checkpoints.finish(rank.epoch, is_over=self._runtime.sync)
         trace = self._runtime.trace
         if trace.enabled:
             digest = self.tracked.digest()
@@ -223,9 +235,9 @@ class LiveEngine:
         self._attempt = Attempt(step=step, snapshot=snapshot)
         runtime.fabric.attempt_open = True
         runtime.fabric.refusal = runtime.fabric.caution = ""
-        if self._echo:
-            runtime.fabric.mode = Mode.SANDBOX
-        if runtime.injector:
+        if self._echo or self._resuming.pending:
+            self._resuming.let_alone()
+        if runtime.injector and not self._resuming.pending:
             inject_in_body(runtime.injector, self.tracked, step.index)
 
     def close(self, step: Step, error: BaseException | None) -> bool:
@@ -261,9 +273,8 @@ class LiveEngine:
     def _close_echo(self, attempt: Attempt) -> bool:
         """End the local run of a part that all others have done."""
         self._echo = False
-        fabric = self._runtime.fabric
-        fabric.quiesce()
-        fabric.mode = Mode.REVOKED if self._runtime.standing.rank.interrupted else Mode.LIVE
+        self._runtime.fabric.quiesce()
+        self._resuming.let_back()
         attempt.snapshot.restore(self.tracked)
         return False
 
@@ -283,6 +294,7 @@ class LiveEngine:
         attempt.step.durable = runtime.copies.durable if runtime.copies.active else index
         if runtime.standing.rank.saving is Saving.NOW:
             attempt.step.checkpoint_requested = True
+            self.checkpoints.ask(index)
             self._asked.answered()
             runtime.trace.write("checkpoint", step=index)
         self._record = attempt.record
@@ -322,6 +334,7 @@ class LiveEngine:
         if self.sandbox:
             return
         self._runtime.copies.hold_still()
+        self.checkpoints.hold_still()
         attempt.snapshot.hold_still()
         self._runtime.injector.at(Point.BEFORE_UPDATE, attempt.step.index)
 
@@ -345,6 +358,8 @@ class LiveEngine:
     def _close_rehearsal(self, error: BaseException | None) -> bool:
         self._rehearsed += 1
         self._runtime.fabric.quiesce()
+        if self._resuming.pending:
+            self._resuming.let_back()
         if error is not None:
             if self._rehearsed == self._runtime.config.rehearse_steps:
                 return False  # not one step could be rehearsed to its end: let the user see why

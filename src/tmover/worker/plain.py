@@ -16,9 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tmover.config import WorkerEnvironment
+from tmover.errors import ConfigError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
+from tmover.state.records import Record
 from tmover.worker import signals
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
 from tmover.worker.session import Step
 
 
@@ -30,6 +34,8 @@ class PlainEngine:
     def __init__(self, *, backend: str | None, seed: int) -> None:
         self._seed = seed
         self.tracked = Tracked()
+        self.checkpoints = Checkpoints()
+        self._replicas: tuple[int, ...] = ()
         self._batches: Batches | None = None
         self._total = 0
         self._next = 0
@@ -66,7 +72,42 @@ class PlainEngine:
         del undo
         self._batches = Batches(loader, seed=self._seed, rank=self.rank)
         self._total = self._batches.length() if total is None else total
+        self._resume(self._batches)
         return self._total
+
+    def _resume(self, batches: Batches) -> None:
+        """Go on from a checkpoint, if that was asked for."""
+        directory, resume = self.checkpoints.directory, WorkerEnvironment.read().resume
+        if directory is None:
+            if resume:
+                raise ConfigError(UNNAMED)
+            return
+        stored = agree(directory, job="", resume=resume, rank=self.rank, share=self._poll.share)
+        if stored is None:
+            return
+        from tmover.state.stored import Place, restore
+
+        place = Place(self.rank, self.world_size, self._seed)
+        record = Record.decode(restore(stored, self.tracked, place, batches.position()))
+        record.restore_private(self.tracked)
+        record.restore_rng()
+        if record.position is not None:
+            batches.seek(record.position)
+        self._next = stored.step + 1
+        self.checkpoints.gone_on_from(stored.step)
+
+    def _save(self, step: int) -> None:
+        """Take a checkpoint if one is due after `step`."""
+        assert self._batches is not None
+        if not self.checkpoints.is_due(step):
+            return
+        if not self._replicas:
+            held = self._poll.gather(self.tracked.holdings())
+            self._replicas = tuple(map(held.index, held))
+        record = Record.capture(self.tracked, position=self._batches.position()).encode()
+        seat = Seat(self.rank, self._replicas, job="", epoch=0)
+        self.checkpoints.boundary(self.tracked, step=step, record=record, seat=seat)
+        self.checkpoints.hold_still()
 
     def leave(self) -> None:
         """Leave the loop: nothing is to be done."""
@@ -76,7 +117,9 @@ class PlainEngine:
 
     def next_step(self) -> Step | None:
         """Return the next step, or None at the end."""
+        self._save(self._next - 1)
         if self._next >= self._total:
+            self.checkpoints.finish(0, is_over=lambda: False)
             return None
         assert self._batches is not None
         self._next += 1
@@ -98,6 +141,8 @@ class PlainEngine:
         if step.committed:
             step.durable = step.index
             step.checkpoint_requested = self._poll.next()
+            if step.checkpoint_requested:
+                self.checkpoints.ask(step.index)
         return False
 
 
@@ -109,6 +154,19 @@ class _Poll:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self._asked = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
+
+    def share(self, said: list[str]) -> list[str]:
+        """Return, on all ranks, what the first one says."""
+        if self._group is not None:
+            dist.broadcast_object_list(said, src=0, group=self._group)
+        return said
+
+    def gather(self, said: bytes) -> list[bytes]:
+        """Return what each rank says."""
+        heard: list[bytes] = [said] * dist.get_world_size()
+        if self._group is not None:
+            dist.all_gather_object(heard, said, group=self._group)
+        return heard
 
     def next(self) -> bool:
         """Return what was asked before the last step's end, and have what was asked since counted.

@@ -81,6 +81,12 @@ class Runtime:
         self.kept = Kept()
         self.keepers = replicas.neighbours(identity.nnodes, identity.nproc)
         """Who keeps whose records, by rank."""
+        self.replicas: tuple[int, ...] = ()
+        """By rank, the first rank that holds the same; known after the first vote."""
+        self.mark = ""
+        """What its checkpoints tell this job from others by."""
+        self.resume = environment.resume
+        """Whether it was submitted to go on from another job's checkpoint."""
         self.copies = Copies(fabric, job=identity.job, every=self.config.copy_every)
         self.pace = Pace(fabric)
         self.prepare: Prepare | None = None
@@ -341,6 +347,7 @@ class Runtime:
 
     def share(self, holdings: Sequence[bytes]) -> None:
         """Let replicas keep each other's records, as the first vote has shown them."""
+        self.replicas = tuple(map(holdings.index, holdings))
         if self.identity.nnodes == 1:
             return
         found = replicas.keepers(holdings, self.identity.nproc)

@@ -18,7 +18,10 @@ from tmover.core.events import NO_STEP
 from tmover.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
+    import pathlib
+
     from tmover.state.capture import Tracked
+    from tmover.worker.checkpoints import Checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,10 @@ class Engine(Protocol):
     @property
     def tracked(self) -> Tracked:
         """What the session looks after."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What is saved on storage."""
 
     def begin(self, loader: Any, total: int | None, *, undo: bool) -> int:
         """Open the loop over `loader`; return the number of steps it will have."""
@@ -153,6 +160,25 @@ class Session:
             self._engine.tracked.track(name, value)
         for name, value in (per_rank or {}).items():
             self._engine.tracked.track(name, value, per_rank=True)
+
+    def checkpoint(self, directory: str | pathlib.Path, *, every: int, keep: int = 2) -> None:
+        """Save what is tracked, and where the data stands, after every so many steps.
+
+        Call it before `steps`; the loop needs nothing else. The directory is one that all nodes
+        share. A checkpoint is written beside the training, and is there as a whole or not at all:
+        `step-N`, where N is the last step in it; `keep` of them are kept. One is also taken when
+        the job is asked for it (SIGUSR1). `torch.distributed.checkpoint` can read it, too.
+
+        Training goes on from the newest when all that ranks could give each other is lost, and in
+        a new job if it is submitted with `--resume`; then `steps` begins at step N + 1. With the
+        same ranks all bits are those of an undisturbed run. With another number of them random
+        numbers differ, and as many samples as all ranks had read in a pass are taken as read,
+        rounded down to whole batches; how they are then dealt out differs.
+        """
+        if self._loops:
+            msg = "session.checkpoint() comes before session.steps(): the loop has begun already"
+            raise ConfigError(msg)
+        self._engine.checkpoints.to(directory, every=every, keep=keep)
 
     def steps(self, loader: Any, *, total: int | None = None, undo: bool = False) -> Iterator[Step]:
         """Yield `total` steps over `loader`, pass after pass; without `total`, one pass.

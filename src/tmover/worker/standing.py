@@ -149,6 +149,11 @@ class Standing:
         with self.changing():
             self.rank = rules.applied(self.rank, step)
 
+    def resumed(self, step: int) -> None:
+        """Begin after `step`, with the state of a checkpoint on storage."""
+        with self.changing():
+            self.rank = rules.resume(self.rank, step)
+
     def resolve(self, step: int) -> Resolution:
         """Return what this rank does to stand at `step`."""
         with self.changed:

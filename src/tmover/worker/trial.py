@@ -34,6 +34,7 @@ from tmover.state.loader import Batches
 from tmover.state.position import Position
 from tmover.worker import session
 from tmover.worker.identity import Identity
+from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.session import Step
 
 _AROUND = 2
@@ -48,6 +49,7 @@ class TrialEngine:
 
     def __init__(self, order: Order, fabric: Fabric, identity: Identity, *, seed: int) -> None:
         self._order = order
+        self.checkpoints = Checkpoints()
         self._fabric = fabric
         self._identity = identity
         self._seed = seed

@@ -42,7 +42,7 @@ _PER_JOB = (
 )  # fmt: skip
 """Variables that must not reach a job from where it was submitted."""
 
-_PASSED = ("TMOVER_STATE", "TMOVER_CONFIG")
+_PASSED = ("TMOVER_STATE", "TMOVER_CONFIG", "TMOVER_RESUME")
 _PASSED_TO_STANDBY = (*_PASSED, "TMOVER_ROLE", "TMOVER_JOB")
 _JOB_ID = re.compile(r"%\d*[AjJ]")
 

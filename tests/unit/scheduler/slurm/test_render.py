@@ -82,9 +82,9 @@ def test_a_standby_excludes_nothing_if_there_is_nothing_to_exclude() -> None:
     [
         (None, "--export=ALL"),
         ("ALL,A=1", "--export=ALL,A=1"),
-        ("A,TMOVER_STATE", "--export=A,TMOVER_STATE,TMOVER_CONFIG"),
-        ("NONE", "--export=TMOVER_STATE,TMOVER_CONFIG"),
-        ("NIL", "--export=TMOVER_STATE,TMOVER_CONFIG"),
+        ("A,TMOVER_STATE", "--export=A,TMOVER_STATE,TMOVER_CONFIG,TMOVER_RESUME"),
+        ("NONE", "--export=TMOVER_STATE,TMOVER_CONFIG,TMOVER_RESUME"),
+        ("NIL", "--export=TMOVER_STATE,TMOVER_CONFIG,TMOVER_RESUME"),
     ],
 )
 def test_tmover_s_variables_always_reach_the_job(export: str | None, shown: str) -> None:

@@ -1,0 +1,303 @@
+"""Checkpoints on storage: when one is taken, and who writes what of it beside the training.
+
+At a boundary each rank copies what it holds into host memory, as for a copy on another node, and a
+thread writes that. No rank waits for another, and no collective is made: the first rank looks into
+the directory until all parts are there, and then makes them a checkpoint. An attempt that a rank
+dies in is never completed; the next one that is removes what there is of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tmover.core.events import NO_STEP
+from tmover.errors import ConfigError, StateError
+from tmover.state import shelf
+
+if TYPE_CHECKING:
+    from tmover.state.capture import Tracked
+    from tmover.state.stored import Staged
+
+logger = logging.getLogger(__name__)
+
+UNNAMED = (
+    "the job was submitted with --resume, and the script names no directory to go on from: call "
+    "session.checkpoint(DIRECTORY, every=N) before session.steps()"
+)
+_LOOK_S = 0.1
+_LAST_S = 600.0
+"""How long the end of the loop waits for other ranks' parts of the last checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """What a checkpoint is taken as."""
+
+    rank: int
+    replicas: tuple[int, ...]
+    """By rank, the first rank that holds the same."""
+    job: str
+    """The mark of the job that takes it."""
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    step: int
+    seat: Seat
+    path: pathlib.Path
+
+
+class Checkpoints:
+    """One rank's. Does nothing until it is told a directory."""
+
+    def __init__(self, note: Callable[[int], None] = lambda step: None) -> None:
+        """`note` is called, by the first rank's thread, when the checkpoint of a step is there."""
+        self._note = note
+        self._changed = threading.Condition()
+        self.directory: pathlib.Path | None = None
+        self._every = 0
+        self._keep = 0
+        self._last = (NO_STEP, 0)
+        """The step and epoch of the last one that was taken, or gone on from."""
+        self._asked = NO_STEP
+        self._copying: Staged | None = None
+        self._due: tuple[_Attempt, Staged] | None = None
+        """What is to be written, until it is."""
+        self._open: list[_Attempt] = []
+        """What has been written here, by the first rank, and not everywhere."""
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def to(self, directory: str | pathlib.Path, *, every: int, keep: int) -> None:
+        """Take a checkpoint after every so many steps, and keep so many of them."""
+        if self.directory is not None:
+            msg = f"session.checkpoint() was called twice; the first was for {self.directory}"
+            raise ConfigError(msg)
+        for name, value in (("every", every), ("keep", keep)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                msg = f"session.checkpoint({name}={value!r}): write a whole number from 1 on"
+                raise ConfigError(msg)
+        from tmover.state import stored  # noqa: F401 - takes a second, which a step should not
+
+        self.directory = pathlib.Path(directory).absolute()
+        self._every, self._keep = every, keep
+
+    # --- the training's side ----------------------------------------------------------------------
+
+    def gone_on_from(self, step: int) -> None:
+        """Note that the training goes on after a step that is in a checkpoint."""
+        self._last = (step, 0)
+
+    def ask(self, step: int) -> None:
+        """Have one taken after this step."""
+        self._asked = step
+
+    def is_due(self, step: int) -> bool:
+        """Return whether one is to be taken after a step."""
+        is_wanted = step == self._asked or (bool(self._every) and (step + 1) % self._every == 0)
+        return self.directory is not None and step != NO_STEP and is_wanted
+
+    def boundary(self, tracked: Tracked, *, step: int, record: bytes, seat: Seat) -> None:
+        """Take one if it is due, after `step`; waits until the one before is written here."""
+        last, epoch = self._last
+        if not self.is_due(step) or (step == last and epoch in (0, seat.epoch)):
+            return
+        assert self.directory is not None
+        if shelf.has(self.directory, step):
+            return
+        from tmover.state.stored import Staged
+
+        self._last = (step, seat.epoch)
+        with self._changed:
+            self._changed.wait_for(lambda: self._due is None)
+        staged = Staged(tracked, step=step, record=record, rank=seat.rank, replicas=seat.replicas)
+        self._copying = staged
+        path = shelf.partial(self.directory, step, f"{seat.job or 'plain'}-{seat.epoch}")
+        with self._changed:
+            self._due = _Attempt(step, seat, path), staged
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="tmover-checkpoints", daemon=True
+            )
+            self._thread.start()
+
+    def hold_still(self) -> None:
+        """Return once nothing that is copied is read any more: it may change then."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.finish()
+
+    def finish(self, epoch: int, is_over: Callable[[], bool]) -> None:
+        """Wait, at the end of the loop, until what was taken last is there, or `is_over`.
+
+        Of what was taken before `epoch` some parts may never come.
+        """
+        self.hold_still()
+        deadline = time.monotonic() + _LAST_S
+        with self._changed:
+            while self._is_awaited(epoch) and not is_over():
+                if time.monotonic() > deadline:
+                    logger.error("the last checkpoint did not become complete in %g s", _LAST_S)
+                    return
+                self._changed.wait(_LOOK_S)
+
+    def _is_awaited(self, epoch: int) -> bool:
+        return self._due is not None or any(each.seat.epoch == epoch for each in self._open)
+
+    def close(self) -> None:
+        """End the thread; what is being written is left unfinished."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # --- beside it --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._due, self._pause_s())
+                if self._closed:
+                    return
+                due = self._due
+            if due is not None:
+                self._write(*due)
+                with self._changed:
+                    self._due = None
+                    self._changed.notify_all()
+            self._complete()
+
+    def _pause_s(self) -> float | None:
+        return _LOOK_S if self._open else None
+
+    def _write(self, attempt: _Attempt, staged: Staged) -> None:
+        try:
+            staged.write(shelf.part(attempt.path, attempt.seat.rank))
+        except Exception as error:  # noqa: BLE001 - a thread's edge: training goes on without it
+            logger.error("the checkpoint of step %d was not written: %s", attempt.step, error)
+            shelf.give_up(attempt.path)
+            return
+        if attempt.seat.rank == 0:
+            with self._changed:
+                self._open.append(attempt)
+
+    def _complete(self) -> None:
+        """Make what all have written a checkpoint; forget what was overtaken or given up."""
+        for attempt in reversed(list(self._open)):
+            try:
+                is_settled = self._settle(attempt)
+            except (OSError, StateError) as error:
+                logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
+                is_settled = False
+                self._forget(attempt, before=False)
+            if is_settled:
+                return
+
+    def _settle(self, attempt: _Attempt) -> bool:
+        """Complete an attempt if it is written; return whether all until it are settled."""
+        from tmover.state import stored
+
+        assert self.directory is not None
+        seat = attempt.seat
+        if shelf.is_given_up(attempt.path):
+            self._forget(attempt, before=False)
+        if not stored.is_written(attempt.path, len(seat.replicas)):
+            return False
+        stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)
+        self._note(attempt.step)
+        shelf.prune(self.directory, self._keep)
+        shelf.sweep(self.directory, until=attempt.step)
+        self._forget(attempt, before=True)
+        return True
+
+    def _forget(self, attempt: _Attempt, *, before: bool) -> None:
+        with self._changed:
+            if attempt in self._open:
+                at = self._open.index(attempt)
+                del self._open[0 if before else at : at + 1]
+            self._changed.notify_all()
+
+
+# --- at the start ---------------------------------------------------------------------------------
+
+
+def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored | None:
+    """Return the checkpoint to go on from: the newest of this job; with `resume`, of any.
+
+    A `job` without a mark has none of its own.
+
+    Raises `ConfigError` if there are those of another job and nobody asked to go on from them,
+    `StateError` if there are some and none can be read.
+    """
+    reasons: list[str] = []
+    damaged: list[pathlib.Path] = []
+    for path in shelf.complete(directory):
+        try:
+            found = shelf.read(path)
+        except StateError as error:
+            reasons.append(str(error))
+            damaged.append(path)
+            continue
+        if not resume and not (job and found.manifest.job == job):
+            msg = (
+                f"{directory} holds checkpoints of another run, up to step {found.step}: go on "
+                "from them with `tmover submit --resume`, or name another directory"
+            )
+            raise ConfigError(msg)
+        for reason, other in zip(reasons, damaged, strict=True):
+            logger.warning("%s; the one before it is loaded", reason)
+            other.rename(other.with_name(f"{other.name}.damaged"))
+        return found
+    if reasons:
+        msg = f"no checkpoint in {directory} can be read: {reasons[0]}"
+        raise StateError(msg)
+    if resume:
+        logger.warning("%s holds no checkpoint: training begins at its first step", directory)
+    return None
+
+
+def agree(
+    directory: pathlib.Path,
+    *,
+    job: str,
+    resume: bool,
+    rank: int,
+    share: Callable[[list[str]], Sequence[str]],
+) -> shelf.Stored | None:
+    """Return what all ranks go on from, as the first one has chosen.
+
+    `share` gives all ranks what the first one has given it. Raises on all ranks what `choose`
+    raises on that one, and `ConfigError` on a rank that does not see the same directory.
+    """
+    said = ["", "", ""]
+    if rank == 0:
+        try:
+            sign = _signed(directory)
+            chosen = choose(directory, job=job, resume=resume)
+            shelf.sweep(directory)
+            said = ["" if chosen is None else chosen.path.name, "", sign]
+        except (ConfigError, StateError) as error:
+            said[1] = str(error)
+    name, refusal, sign = share(said)
+    if refusal:
+        raise ConfigError(refusal)
+    if shelf.signed(directory) != sign:
+        msg = f"{directory} is another directory here: checkpoints need one that all nodes share"
+        raise ConfigError(msg)
+    return shelf.read(directory / name) if name else None
+
+
+def _signed(directory: pathlib.Path) -> str:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return shelf.sign(directory)
+    except OSError as error:
+        msg = f"checkpoints cannot be written to {directory}: {error.strerror or error}"
+        raise ConfigError(msg) from error

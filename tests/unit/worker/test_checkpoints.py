@@ -1,0 +1,246 @@
+"""When checkpoints are taken, and what is left of those that not every rank has written."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from support.eventually import eventually
+from tmover.errors import ConfigError, StateError
+from tmover.state import shelf
+from tmover.state.capture import Tracked
+from tmover.state.records import Record
+from tmover.worker.checkpoints import Checkpoints, Seat, agree, choose
+
+RANKS = 2
+ME = "me"
+
+
+class Ranks:
+    """The ranks of a job that holds the same everywhere, each with its own checkpoints."""
+
+    def __init__(self, directory: pathlib.Path, *, every: int = 2, keep: int = 2) -> None:
+        self.directory = directory
+        self.there: list[int] = []
+        self.all = [Checkpoints(self.there.append) for _ in range(RANKS)]
+        for each in self.all:
+            each.to(directory, every=every, keep=keep)
+        directory.mkdir(exist_ok=True)
+        self.tracked = Tracked()
+        self.tracked.track("model", nn.Linear(2, 2))
+
+    def boundary(self, step: int, *, ranks: tuple[int, ...] = (0, 1), epoch: int = 1) -> None:
+        record = Record.capture(self.tracked, position=None).encode()
+        for rank in ranks:
+            seat = Seat(rank, (0,) * RANKS, job=ME, epoch=epoch)
+            self.all[rank].boundary(self.tracked, step=step, record=record, seat=seat)
+            self.all[rank].hold_still()
+
+    def finish(self, epoch: int = 1) -> None:
+        for each in self.all:
+            each.finish(epoch, is_over=lambda: False)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("step-*"))
+
+    def until_written(self, step: int, rank: int, epoch: int = 1) -> None:
+        part = shelf.part(shelf.partial(self.directory, step, f"{ME}-{epoch}"), rank)
+        eventually(lambda: (part / ".metadata").exists(), timeout_s=20)
+
+
+@pytest.fixture
+def ranks(tmp_path: pathlib.Path) -> Iterator[Ranks]:
+    torch.manual_seed(0)
+    made = Ranks(tmp_path / "saves")
+    yield made
+    for each in made.all:
+        each.close()
+
+
+def test_one_is_taken_after_every_so_many_steps_and_so_many_are_kept(ranks: Ranks) -> None:
+    for step in range(7):
+        ranks.boundary(step)
+        ranks.finish()
+
+    assert ranks.there == [1, 3, 5]
+    assert ranks.names() == ["step-3", "step-5"]
+
+
+def test_one_is_taken_when_it_is_asked_for(ranks: Ranks) -> None:
+    for each in ranks.all:
+        each.ask(2)
+    ranks.boundary(2)
+    ranks.finish()
+
+    assert ranks.names() == ["step-2"]
+
+
+def test_without_every_rank_s_part_there_is_none(ranks: Ranks) -> None:
+    ranks.boundary(1, ranks=(0,))
+    ranks.until_written(1, 0)
+
+    assert shelf.complete(ranks.directory) == []
+
+
+def test_the_next_whole_one_removes_what_was_left_of_one_that_came_to_nothing(
+    ranks: Ranks,
+) -> None:
+    ranks.boundary(1, ranks=(0,))
+    ranks.boundary(3, epoch=2)
+    ranks.finish(epoch=2)
+
+    assert ranks.there == [3]
+    assert ranks.names() == ["step-3"]
+
+
+def test_the_end_does_not_wait_for_ranks_of_a_world_that_is_over(ranks: Ranks) -> None:
+    ranks.boundary(1, ranks=(0,))
+    ranks.until_written(1, 0)
+
+    ranks.finish(epoch=2)
+
+    assert ranks.there == []
+
+
+def test_in_another_world_the_same_step_is_written_anew_by_all(ranks: Ranks) -> None:
+    ranks.boundary(1, ranks=(0,))
+    ranks.boundary(1, ranks=(0, 1), epoch=2)
+    ranks.finish(epoch=2)
+
+    assert ranks.names() == ["step-1"]
+    assert ranks.there == [1]
+
+
+def test_a_step_of_which_there_is_one_is_not_written_again(ranks: Ranks) -> None:
+    ranks.boundary(1)
+    ranks.finish()
+    ranks.boundary(1, epoch=2)
+
+    assert ranks.names() == ["step-1"]
+
+
+def test_what_cannot_be_written_ends_nothing_and_is_not_waited_for(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = shelf.partial(ranks.directory, 1, f"{ME}-1")
+    whole.mkdir()
+    shelf.part(whole, 1).write_text("in the way")
+
+    ranks.boundary(1)
+    ranks.finish()
+
+    assert "the checkpoint of step 1 was not written" in caplog.text
+    assert shelf.complete(ranks.directory) == []
+    ranks.boundary(3)
+    ranks.finish()
+    assert ranks.names() == ["step-3"]
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 1.5}, {"every": 1, "keep": 0}])
+def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="write a whole number from 1 on"):
+        Checkpoints().to("saves", **{"keep": 2, **wrong})
+
+
+def test_one_directory_is_enough(ranks: Ranks) -> None:
+    with pytest.raises(ConfigError, match="called twice"):
+        ranks.all[0].to("elsewhere", every=1, keep=1)
+
+
+# --- at the start ---------------------------------------------------------------------------------
+
+
+def saved(ranks: Ranks, *steps: int) -> None:
+    for step in steps:
+        ranks.boundary(step)
+        ranks.finish()
+
+
+def test_a_job_goes_on_from_its_own_newest(ranks: Ranks) -> None:
+    saved(ranks, 1, 3)
+
+    found = choose(ranks.directory, job=ME, resume=False)
+
+    assert found is not None
+    assert found.step == 3
+
+
+@pytest.mark.parametrize("job", ["you", ""])
+def test_those_of_another_job_are_gone_on_from_only_if_that_is_asked_for(
+    ranks: Ranks, job: str
+) -> None:
+    saved(ranks, 1)
+
+    with pytest.raises(
+        ConfigError, match=r"another run, up to step 1: .* `tmover submit --resume`"
+    ):
+        choose(ranks.directory, job=job, resume=False)
+    found = choose(ranks.directory, job=job, resume=True)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_damaged_one_is_named_and_set_aside(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(ranks, 1, 3)
+    (ranks.directory / "step-3" / "rank-00001" / "private").unlink()
+
+    found = choose(ranks.directory, job=ME, resume=False)
+
+    assert found is not None
+    assert found.step == 1
+    assert "step-3 is damaged: rank-00001/private" in caplog.text
+    assert ranks.names() == ["step-1", "step-3.damaged"]
+
+
+def test_if_all_are_damaged_nothing_begins_anew(ranks: Ranks) -> None:
+    saved(ranks, 1)
+    (ranks.directory / "step-1" / shelf.MANIFEST).write_text("")
+
+    with pytest.raises(StateError, match=r"no checkpoint in .* can be read"):
+        choose(ranks.directory, job=ME, resume=True)
+
+
+def test_all_ranks_hear_what_the_first_one_has_found(ranks: Ranks) -> None:
+    saved(ranks, 1)
+    said: list[list[str]] = []
+
+    def tell(words: list[str]) -> list[str]:
+        said.append(words)
+        return said[0]
+
+    found = [
+        agree(ranks.directory, job=ME, resume=False, rank=rank, share=tell) for rank in range(RANKS)
+    ]
+
+    assert [stored.step for stored in found if stored is not None] == [1, 1]
+
+
+def test_all_ranks_are_refused_for_what_the_first_one_has_found(tmp_path: pathlib.Path) -> None:
+    said: list[list[str]] = []
+
+    def tell(words: list[str]) -> list[str]:
+        said.append(words)
+        return said[0]
+
+    (tmp_path / "file").touch()
+    for rank in range(RANKS):
+        with pytest.raises(ConfigError, match="checkpoints cannot be written to"):
+            agree(tmp_path / "file", job=ME, resume=False, rank=rank, share=tell)
+
+
+def test_a_directory_that_is_another_one_on_another_node_is_refused(tmp_path: pathlib.Path) -> None:
+    said: list[list[str]] = []
+
+    def tell(words: list[str]) -> list[str]:
+        said.append(words)
+        return said[0]
+
+    agree(tmp_path, job=ME, resume=False, rank=0, share=tell)
+    with pytest.raises(ConfigError, match="another directory here"):
+        agree(tmp_path / "elsewhere", job=ME, resume=False, rank=1, share=tell)
