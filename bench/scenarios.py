@@ -109,32 +109,40 @@ class _Draw:
         """Draw a fault of a rank in a step; as a second one, maybe in the recovery."""
         chance, fault = self._chance, self._chance.choice(FAULTS)
         if self._inject and chance.random() < 0.3:
-            return f"{fault}:sandbox=1,point={chance.choice(_JOINER[1:])}"
-        rank = self._take(self._spared)
+            return f"{fault}:{self._joiner()},point={chance.choice(_JOINER[1:])}"
+        who = self._take(self._spared)
         if self._inject and chance.random() < 0.5:
-            return f"{fault}:rank={rank},point={chance.choice(_RECOVERY)}"
+            return f"{fault}:{who},point={chance.choice(_RECOVERY)}"
         if chance.random() < 0.1:
-            return f"{fault}:rank={rank},point=at_finish"
+            return f"{fault}:{who},point=at_finish"
         first = self._hold + 1 if self._waits else _FIRST_HOLD
         step = chance.randint(first, self._kind.steps - 1)
-        return f"{fault}:rank={rank},step={step},point={chance.choice(_STEP)}"
+        return f"{fault}:{who},step={step},point={chance.choice(_STEP)}"
 
     def _in_a_move(self) -> str:
         """Draw a fault of a stayer, the leaver or the joiner."""
         chance, fault = self._chance, self._chance.choice(FAULTS)
         role = chance.choice(("stayer", "leaver", "joiner"))
         if role == "joiner":
-            return f"{fault}:sandbox=1,point={chance.choice(_JOINER)}"
+            return f"{fault}:{self._joiner()},point={chance.choice(_JOINER)}"
         if role == "leaver" and self._left in self._spared:
-            rank, point = self._take([self._left]), chance.choice(_LEAVER)
+            who, point = self._take([self._left]), chance.choice(_LEAVER)
         else:
-            rank = self._take([slot for slot in self._spared if slot != self._left])
+            who = self._take([slot for slot in self._spared if slot != self._left])
             point = chance.choice(_STAYER)
         step = f",step={self._hold + 1}" if "vote" in point else ""
-        return f"{fault}:rank={rank}{step},point={point}"
+        return f"{fault}:{who}{step},point={point}"
 
-    def _take(self, slots: list[int]) -> int:
-        """Return a rank of one of these slots, which is not spared any more."""
+    def _joiner(self) -> str:
+        """Return the key of the first standby: those that come after it are spared."""
+        return f"sandbox=1,node=node{self._kind.nodes + 1}-"
+
+    def _take(self, slots: list[int]) -> str:
+        """Return the keys of a rank of one of these slots, which is not spared any more.
+
+        They name the slot's first node: a job that is started afresh is not lost there again.
+        """
         slot = self._chance.choice(slots)
         self._spared.remove(slot)
-        return slot * self._kind.nproc + self._chance.randrange(self._kind.nproc)
+        rank = slot * self._kind.nproc + self._chance.randrange(self._kind.nproc)
+        return f"rank={rank},node=node{slot + 1}-"

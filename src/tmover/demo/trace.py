@@ -29,6 +29,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Of each thing that is held after a step."""
     fault: str = ""
     """What was done on purpose."""
+    point: str = ""
+    """Where in a step or a move that was."""
 
     @property
     def node(self) -> str:
