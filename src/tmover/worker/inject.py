@@ -18,7 +18,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tmover.errors import ConfigError
 from tmover.worker.identity import Identity
@@ -130,7 +130,7 @@ class Injector:
         *,
         agent_pid: int | None = None,
         cut: Callable[[], None] = lambda: None,
-        tell: Callable[[dict[str, object]], None] = lambda fault: None,
+        tell: Callable[[Mapping[str, object]], None] = lambda fault: None,
     ) -> None:
         self._pending = parse(text)
         self._agent_pid = agent_pid
