@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 from scenarios import KINDS, Scenario, draw
 from support.forkserver import ForkServer
-from support.training import Kind, Training, read_trace
+from support.training import Kind, Training
 from tmover.cluster import LocalCluster
 from tmover.config import load
 from tmover.demo import measure
@@ -186,14 +186,12 @@ class Performance:
         """Return whether a job without a controller has come to where it needs one, or ended."""
         hold = self._scenario.hold
         assert hold is not None
-        events = {line["event"] for line in read_trace(self._trace)}
+        events = {line.event for line in read(self._trace)}
         return bool(events & {"revoked", "finished"}) or self._has_committed(hold + 4)
 
     def _has_committed(self, step: int | None) -> bool:
-        return any(
-            (line["event"], line["rank"], line.get("step")) == ("committed", 0, step)
-            for line in read_trace(self._trace)
-        )
+        lines = read(self._trace)
+        return any((one.event, one.rank, one.step) == ("committed", 0, step) for one in lines)
 
     def _until(self, due: Callable[[JobStatus], bool]) -> JobStatus:
         return self._cluster.wait(self._training.job, due, timeout_s=PATIENCE_S)
@@ -208,9 +206,10 @@ class Performance:
 
     def _remains(self, status: object) -> str:
         told = [
-            str({key: value for key, value in line.items() if key not in ("digests", "samples")})
-            for line in read_trace(self._trace)
-            if line["event"] != "state"
+            f"{line.t:.3f} {line.worker} rank {line.rank} {line.event} step {line.step} "
+            f"epoch {line.epoch} {line.fault} {line.point}"
+            for line in read(self._trace)
+            if line.event != "state"
         ]
         journal = [
             f"--- {path.name}\n{path.read_text(errors='replace')}"
