@@ -7,14 +7,15 @@ committed must have held what the undisturbed run held then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tmover.demo.trace import Line
 from tmover.errors import StateError
 
-SAMPLES = "samples"
-_FIRST = (SAMPLES, "loader", "random stream")
+SAMPLES, LOADER, STREAM = "samples", "loader", "random stream"
+AT_THE_END = "the whole state, at the end"
+_FIRST = (SAMPLES, LOADER, STREAM)
 """What comes first in a step: the rest follows from it."""
 
 
@@ -55,32 +56,47 @@ def held(lines: Iterable[Line]) -> Held:
     return found
 
 
+def unseeded(undisturbed: Iterable[Line], other: Iterable[Line]) -> dict[str, tuple[int, ...]]:
+    """Return the random streams that were not the same from the start, and on which ranks.
+
+    Nobody seeds them, so they differ from run to run; that is no harm if nothing depends on them.
+    """
+    expected, got = held(undisturbed), held(other)
+    found: dict[str, set[int]] = defaultdict(set)
+    first = min((place.step for place in expected), default=0)
+    for place in expected.keys() & got.keys():
+        if place.step == first:
+            for name in _unequal(_merge(expected[place]), got[place]):
+                if name.startswith(STREAM):
+                    found[name].add(place.rank)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
 def parting(undisturbed: Sequence[Line], other: Sequence[Line]) -> Parting | None:
     """Return where `other` leaves the undisturbed run for the first time, None if it never does.
 
-    Raises `StateError` if either has ranks or steps that the other has not.
+    Streams that nobody seeds are not looked at. Raises `StateError` if `other` has ranks or steps
+    that the undisturbed run has not.
     """
     expected = {place: _merge(found) for place, found in held(undisturbed).items()}
-    unequal: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     got = held(other)
     if unknown := got.keys() - expected.keys():
         msg = f"rank {min(unknown).rank} did a step {min(unknown).step} that the first run has not"
         raise StateError(msg)
+    ignored = unseeded(undisturbed, other)
+    unequal: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for place, times in got.items():
         for name in _unequal(expected[place], times):
-            unequal[place.step][name].add(place.rank)
-    for rank in _ends_unequal(undisturbed, other):
-        unequal[max(expected).step + 1]["everything, at the end"].add(rank)
+            if place.rank not in ignored.get(name, ()):
+                unequal[place.step][name].add(place.rank)
+    loose = {rank for ranks in ignored.values() for rank in ranks}
+    for rank in _ends_unequal(undisturbed, other, loose):
+        unequal[max(expected).step + 1][AT_THE_END].add(rank)
     if not unequal:
         return None
     step = min(unequal)
     names = sorted(unequal[step], key=_order)
     return Parting(step, {name: tuple(sorted(unequal[step][name])) for name in names})
-
-
-def equal(undisturbed: Sequence[Line], other: Sequence[Line]) -> bool:
-    """Return whether every rank ended with the same bits, and came there by the same steps."""
-    return parting(undisturbed, other) is None
 
 
 def _merge(times: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -97,10 +113,20 @@ def _unequal(expected: Mapping[str, str], times: Iterable[Mapping[str, str]]) ->
     return found
 
 
-def _ends_unequal(undisturbed: Iterable[Line], other: Iterable[Line]) -> list[int]:
-    """Return the ranks that did not end as they should have, or did not end."""
+def _ends_unequal(
+    undisturbed: Iterable[Line], other: Iterable[Line], loose: Collection[int]
+) -> list[int]:
+    """Return the ranks that did not end as they should have, or did not end.
+
+    Of those in `loose` only what is tracked counts: their records hold streams nobody seeds.
+    """
     expected, got = _ends(undisturbed), _ends(other)
-    return sorted(rank for rank in expected if got.get(rank) != expected[rank])
+    unequal = []
+    for rank, (digest, record) in expected.items():
+        mine = got.get(rank)
+        if mine is None or mine[0] != digest or (mine[1] != record and rank not in loose):
+            unequal.append(rank)
+    return sorted(unequal)
 
 
 def _ends(lines: Iterable[Line]) -> dict[int, tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tmover.demo.trace import Line
-from tmover.verify.compare import SAMPLES, Parting
+from tmover.verify.compare import LOADER, SAMPLES, STREAM, Parting
 
 _SHOWN = 4
 """How many names are shown to people; JSON has all."""
@@ -57,6 +57,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     parting: Found | None = None
     deterministic: bool | None = None
     """Whether two undisturbed runs are equal; None if that was not tried."""
+    unseeded: tuple[str, ...] = ()
+    """Random streams that nobody seeds: they differ from run to run."""
     causes: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
@@ -64,18 +66,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
 
-def causes(found: Found, *, deterministic: bool) -> tuple[str, ...]:
+def causes(found: Found, *, deterministic: bool, unseeded: Sequence[str] = ()) -> tuple[str, ...]:
     """Return what usually is behind such a difference, the likeliest first."""
-    name = next(iter(found.names))
-    if not deterministic:
-        return _CHANCE[_sort_of(name)]
-    return _UNTRACKED[_sort_of(name)]
+    sort = _sort_of(next(iter(found.names)))
+    if deterministic:
+        return _UNTRACKED[sort]
+    return (*(f"the {name} is not seeded" for name in unseeded), *_CHANCE[sort])
 
 
 def _sort_of(name: str) -> str:
-    if name == SAMPLES or name.startswith("loader"):
+    if name.startswith((SAMPLES, LOADER)):
         return "samples"
-    return "streams" if name.startswith("random stream") else "values"
+    return "streams" if name.startswith(STREAM) else "values"
 
 
 _CHANCE = {
@@ -128,6 +130,8 @@ def sentences(report: Report) -> Iterator[str]:
     elif report.verified:
         yield f"equal: {job}, {len(report.faults)} faults; parameters, optimizer, random streams"
         yield "  and samples of every step are the same, bit by bit"
+    if report.unseeded and report.equal:
+        yield f"not seeded, and nothing depended on it: {', '.join(report.unseeded)}"
     for fault in report.missed:
         yield f"NOT VERIFIED: {fault} did not happen: the job never came to that point"
 

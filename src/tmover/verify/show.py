@@ -16,7 +16,7 @@ from tmover.demo.show import impatient
 from tmover.demo.trace import Line
 from tmover.errors import ConfigError
 from tmover.verify import faults as faulty
-from tmover.verify.compare import parting
+from tmover.verify.compare import parting, unseeded
 from tmover.verify.report import Found, Report, causes
 from tmover.verify.runs import Failed, Runs
 
@@ -76,6 +76,7 @@ class Verification:
             missed=missed,
             lost=samples.lost,
             repeated=samples.repeated,
+            unseeded=tuple(unseeded(calm, harmed)),
         )
         if found is None:
             return plan
@@ -86,7 +87,7 @@ class Verification:
             plan,
             parting=Found.of(found, harmed),
             deterministic=chance is None,
-            causes=causes(where, deterministic=chance is None),
+            causes=causes(where, deterministic=chance is None, unseeded=plan.unseeded),
         )
 
 
