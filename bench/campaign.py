@@ -36,7 +36,7 @@ from tmover.demo import measure
 from tmover.demo.report import Samples
 from tmover.demo.trace import Line, read
 from tmover.errors import SchedulerError, TmoverError
-from tmover.verify.compare import parting
+from tmover.verify.compare import parting, unseeded
 from tmover.wire import JobStatus
 
 OUT = pathlib.Path(__file__).parent / "out" / "campaign.json"
@@ -114,6 +114,8 @@ class Campaign:
             found = parting(expected, ended.lines)
         except TmoverError as error:
             return str(error), samples
+        if loose := unseeded(expected, ended.lines):
+            return f"random streams that begin otherwise: {loose}", samples
         if found is not None:
             return f"parts at step {found.step}: {found.names}", samples
         if samples.lost or samples.repeated:

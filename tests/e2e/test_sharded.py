@@ -58,7 +58,16 @@ def test_a_lost_part_is_taken_from_its_replica(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("when", ["point=at_finish", "step=11,point=after_body"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "step=11,point=after_body",
+        "step=12,point=before_vote",
+        "step=12,point=in_vote",
+        "step=12,point=after_update",
+        "point=at_finish",
+    ],
+)
 def test_a_part_lost_after_the_last_step_asks_no_rank_for_a_step_that_it_has_left(
     cluster: LocalCluster, undisturbed: Twin, when: str, rank: int
 ) -> None:
