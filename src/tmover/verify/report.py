@@ -128,8 +128,9 @@ def sentences(report: Report) -> Iterator[str]:
     elif not report.equal:
         yield f"NOT EQUAL: {report.lost} samples lost, {report.repeated} repeated"
     elif report.verified:
-        yield f"equal: {job}, {len(report.faults)} faults; parameters, optimizer, random streams"
-        yield "  and samples of every step are the same, bit by bit"
+        count = len(report.faults)
+        yield f"equal: {job}, {count} fault{'s' * (count > 1)}; parameters, optimizers, random"
+        yield "  streams and samples of every step are the same, bit by bit"
     if report.unseeded and report.equal:
         yield f"not seeded, and nothing depended on it: {', '.join(report.unseeded)}"
     for fault in report.missed:
