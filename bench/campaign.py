@@ -168,8 +168,8 @@ class Performance:
         self._wait(lambda: self._has_committed(scenario.hold))
         self._until(
             lambda status: (
-                status.phase == "training"
-                and sum(one.state == "warm" for one in status.standbys) == scenario.standbys
+                status.phase in _BUSY
+                or sum(one.state == "warm" for one in status.standbys) == scenario.standbys
             )
         )
         if scenario.move is not None:

@@ -98,6 +98,12 @@ def test_a_difference_that_only_the_end_shows_is_one(end: Line) -> None:
     assert (found.step, found.names) == (3, {AT_THE_END: (1,)})
 
 
+def test_a_record_of_a_later_vote_is_not_compared_with_an_earlier_one() -> None:
+    late = Line(t=9.0, event="finished", rank=1, step=3, digest="d", record="later")
+
+    assert parting(run(), [*run(), late]) is None
+
+
 def test_a_rank_that_never_ended_is_a_difference() -> None:
     found = parting(run(), [line for line in run() if (line.event, line.rank) != ("finished", 1)])
 
