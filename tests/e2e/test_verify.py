@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -118,3 +122,37 @@ def test_a_fault_that_never_comes_proves_nothing(cluster: LocalCluster) -> None:
 def test_a_script_that_fails_by_itself_is_no_verdict(cluster: LocalCluster) -> None:
     with pytest.raises(Failed, match="the undisturbed run failed: "):
         verify(cluster, SCRIPT, "--steps", "6", "--fail-at", "3")
+
+
+COMMAND = [sys.executable, "-m", "tmover", "verify"]
+
+
+@pytest.mark.torchrun
+def test_ctrl_c_ends_every_process_and_says_nothing_on_stdout() -> None:
+    with subprocess.Popen(
+        [*COMMAND, str(SCRIPT)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as verification:
+        assert verification.stderr is not None
+        assert "undisturbed run: 2 nodes, 2 ranks" in verification.stderr.readline()
+        verification.send_signal(signal.SIGINT)
+        output, errors = verification.communicate()
+
+    assert (verification.returncode, output, errors.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.full
+@pytest.mark.torchrun
+@pytest.mark.timeout(300)
+def test_the_command_prints_an_object_and_tells_what_it_does_beside_it() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--json", "--seed", "1", str(SCRIPT), "--steps", "6"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["verified"], found["equal"], found["steps"]) == (True, True, 6)
+    assert found["seed"] == 1
+    assert f"run with --faults {found['faults'][0]}" in done.stderr
