@@ -6,6 +6,8 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from rich.markup import escape
+
 from tmover.cluster import JobSpec, LocalCluster
 from tmover.demo.screen import Screen
 from tmover.demo.trace import Line, read
@@ -50,7 +52,7 @@ class Runs:
         self._screen.hide()
         self._cluster.end(job, "it is over")
         if status.code != 0:
-            raise self._failed(job, name, "; ".join([status.outcome or "", *status.notes]))
+            raise self._failed(job, name, status.outcome, status.notes)
         return read(trace)
 
     def _follow(self, job: str, name: str) -> JobStatus:
@@ -78,12 +80,11 @@ class Runs:
             self._cluster.ensure_controller()
             return None
 
-    def _failed(self, job: str, name: str, why: str) -> Failed:
-        """Show the end of the output; return the error to raise."""
+    def _failed(self, job: str, name: str, why: str, notes: Sequence[str] = ()) -> Failed:
+        """Show what happened and the end of the output; return the error to raise."""
         self._screen.hide()
-        self._screen.say(f"the {name} failed; its output ends with")
-        for line in self._tail(job):
-            self._screen.say(f"  {line}")
+        for line in (*notes, f"the {name} failed; its output ends with", *self._tail(job)):
+            self._screen.say(f"  {escape(line)}")
         return Failed(f"the {name} failed: {why}")
 
     def _tail(self, job: str) -> list[str]:
