@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm bench-handoff clean
+.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm bench-handoff campaign clean
 PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PIN)
 VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
@@ -80,6 +80,9 @@ bench-handoff: install ## Measure the hand-off of state beside a raw copy, and w
 
 bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/comm.py
+
+campaign: install ## Do harm to jobs, compare each with its twin (FAULTS=100, SEED=)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/campaign.py --faults $(or $(FAULTS),100) $(SEED:%=--seed %)
 
 clean: ## Remove what the other targets made
 	rm -rf .venv .venv-* build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

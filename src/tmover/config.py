@@ -300,6 +300,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Faults to do on purpose, see `worker.inject`."""
     trace: str | None
     """The directory traces are written to."""
+    trace_state: bool
+    """Whether the trace has a digest of everything tracked after every step."""
     resume: bool = False
     """Whether to go on from the newest checkpoint of an earlier job."""
 
@@ -315,6 +317,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             address=environ.get("TMOVER_ADDRESS") or "127.0.0.1",
             inject=environ.get("TMOVER_INJECT", ""),
             trace=environ.get("TMOVER_TRACE"),
+            trace_state=bool(_number(environ, "TMOVER_TRACE_STATE")),
             resume=environ.get("TMOVER_RESUME", "") not in ("", "0"),
         )
 

@@ -57,6 +57,30 @@ def test_a_lost_part_is_taken_from_its_replica(
     assert outcome.status.epoch > 1
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "step=11,point=after_body",
+        "step=12,point=before_vote",
+        "step=12,point=in_vote",
+        "step=12,point=after_update",
+        "point=at_finish",
+    ],
+)
+def test_a_part_lost_after_the_last_step_asks_no_rank_for_a_step_that_it_has_left(
+    cluster: LocalCluster, undisturbed: Twin, when: str, rank: int
+) -> None:
+    kind = kind_of("fsdp")
+    training = Training(cluster, kind, inject=f"kill:rank={rank},{when}")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert outcome.status.epoch > 1
+    assert not any("start afresh" in note for note in outcome.status.notes)
+
+
 POINTS = ["step_open", "before_vote", "in_vote", "before_update", "after_update", "after_body"]
 
 

@@ -125,6 +125,12 @@ def main() -> None:
                     break
                 time.sleep(0.005)
 
+    for last in session.final():
+        with last:
+            total = torch.tensor([float(session.rank)])
+            dist.all_reduce(total)
+        assert total.item() == sum(range(session.world_size)) or not last.committed
+
 
 def _average(model: nn.Module, data: DeviceMesh) -> None:
     for parameter in model.parameters():

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-import signal
 import sys
-from types import FrameType
 
 import click
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command(name="demo")
@@ -37,13 +33,13 @@ def command(*, json_file: pathlib.Path | None, steps: int) -> None:
     """
     from rich.console import Console
 
+    from tmover.cli.ending import end_on_signals
     from tmover.config import load
     from tmover.demo.screen import Screen
     from tmover.demo.show import run
     from tmover.demo.table import render
 
-    for number in _ENDING:
-        signal.signal(number, _interrupt)
+    end_on_signals()
     with Screen(Console()) as screen:
         report = run(screen, load(), steps=steps)
         screen.table(render(report))
@@ -51,13 +47,3 @@ def command(*, json_file: pathlib.Path | None, steps: int) -> None:
         json_file.write_bytes(report.to_json())
     if not report.equal or report.samples.lost or report.samples.repeated:
         sys.exit(1)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End everything that was started on the way out; a second Ctrl-C does not stop that."""
-    del frame
-    for one in _ENDING:
-        signal.signal(one, signal.SIG_IGN)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    sys.exit(128 + number)

@@ -41,8 +41,7 @@ def run(
     from tmover.config import own_state_directory, state_directory
     from tmover.owner import is_anothers
 
-    if config is not None:
-        spec = dataclasses.replace(spec, env={**spec.env, "TMOVER_CONFIG": str(config.absolute())})
+    spec = configured(spec, config)
     directory = state_directory(state, configuration=configuration)
     if state is None and is_anothers(directory):  # the cluster's controller cannot see these nodes
         directory = state = own_state_directory()
@@ -53,6 +52,13 @@ def run(
             if not detach:
                 sys.exit(_show(cluster, job, signals))
         _detach(cluster, job)
+
+
+def configured(spec: JobSpec, config: pathlib.Path | None) -> JobSpec:
+    """Return the job with the configuration file, if there is one, for its nodes too."""
+    if config is None:
+        return spec
+    return dataclasses.replace(spec, env={**spec.env, "TMOVER_CONFIG": str(config.absolute())})
 
 
 def job_spec(

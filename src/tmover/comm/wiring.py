@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import Counter
@@ -171,6 +172,12 @@ class Wiring:
         sock.settimeout(timeouts.state_s)
         look_after(sock, timeouts, unacked_s=max(timeouts.state_s, timeouts.unacked_s))
         return self._handoffs.keep(epoch, sock)
+
+    def sever(self) -> None:
+        """Break every link, as a network that fails would: an injected fault."""
+        for link in list(self._opener.links):
+            with contextlib.suppress(OSError):
+                link.sock.shutdown(socket.SHUT_RDWR)
 
     # --- closing ----------------------------------------------------------------------------------
 

@@ -77,6 +77,9 @@ def go_on(draft: Draft, loss: Loss) -> None:
         why = "no rank is left that holds the state" if has_begun else "it had hardly begun"
         form.restart(draft, why)
         return
+    if job.copies and _has_left(job, step):
+        form.restart(draft, f"a rank has ended the script and cannot go back to step {step}")
+        return
     draft.set(floor=None if job.copies else step)
     _take_back(draft)
     forgotten = () if job.copies else _forgotten(draft.job, step)
@@ -107,6 +110,12 @@ def _copied_step(job: Job, loss: Loss) -> int | None:
     workers = job.workers(job.slots)
     held = [copies.held_of(r, by_worker.get(worker), found) for r, worker in enumerate(workers)]
     return copies.newest(held)
+
+
+def _has_left(job: Job, step: int) -> bool:
+    """Return whether a rank that has ended the script would have to do steps after `step` again."""
+    workers = [worker for rank, worker in enumerate(job.workers(job.slots)) if rank in job.finished]
+    return any((report.step or 0) > step for report in job.standings(workers))
 
 
 # --- which world ----------------------------------------------------------------------------------

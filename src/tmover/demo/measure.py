@@ -147,29 +147,34 @@ def samples(moved: Iterable[Line], undisturbed: Iterable[Line]) -> Samples:
     return Samples(lost=(expected - used).total(), repeated=(used - expected).total())
 
 
-def _samples(lines: Iterable[Line]) -> Iterator[int]:
-    """Yield the samples of every committed step.
+def _samples(lines: Iterable[Line]) -> Iterator[str]:
+    """Yield the samples of every step that was committed for good.
 
     A rank that died between applying a step and saying so has left only its attempt; the step
     counts if another rank committed it, since it was applied by all then. One that died after a
     vote that passed on no survivor has left a step that its successor does again: that one counts.
+    So does, of a step that was taken back, only what was done after that.
     """
-    attempts: dict[tuple[int, int | None], Line] = {}
-    committed: dict[tuple[int, int | None], list[Line]] = {}
+    attempts: dict[tuple[int, int], Line] = {}
+    committed: dict[tuple[int, int], list[Line]] = {}
     for line in lines:
-        key = (line.rank, line.step)
+        key = (line.rank, -1 if line.step is None else line.step)
         if line.event == "attempt":
             attempts[key] = line
         elif line.event == "committed":
             same = [one for one in committed.get(key, []) if one.worker == line.worker]
             committed[key] = [*same, line]
-    for found in committed.values():
-        for line in found:
-            yield from line.samples or ()
+        elif line.event in _BACK:
+            for undone in [one for one in committed if one[0] == line.rank and one[1] > key[1]]:
+                del committed[undone]
     steps = {step for _, step in committed}
-    for key, line in attempts.items():
-        if key not in committed and line.step in steps:
-            yield from line.samples or ()
+    unsaid = [one for key, one in attempts.items() if key not in committed and key[1] in steps]
+    for line in (*itertools.chain(*committed.values()), *unsaid):
+        yield from map(repr, line.samples or ())
+
+
+_BACK = ("returned", "formed")
+"""Events after which a rank stands at the step they name, or before the first."""
 
 
 def equal(moved: Iterable[Line], undisturbed: Iterable[Line], *, world_size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import msgspec
 
@@ -18,10 +19,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     step: int | None = None
     epoch: int | None = None
-    samples: tuple[int, ...] | None = None
+    samples: tuple[Any, ...] | None = None
     """Indices in the data set, of an attempt or a committed step."""
     digest: str = ""
     """Of the whole tracked state at the end."""
+    record: str = ""
+    """Of what this rank alone has, at the end."""
+    digests: dict[str, str] = {}
+    """Of each thing that is held after a step."""
+    fault: str = ""
+    """What was done on purpose."""
+    point: str = ""
+    """Where in a step or a move that was."""
 
     @property
     def node(self) -> str:

@@ -74,6 +74,15 @@ def capture() -> bytes:
     return msgspec.msgpack.encode(state)
 
 
+def split(data: bytes) -> dict[str, bytes]:
+    """Return what `capture` found, stream by stream."""
+    state = _decoder.decode(data)
+    found = {"python": msgspec.msgpack.encode([state.python, state.gauss]), "torch": state.torch}
+    if state.numpy is not None:
+        found["numpy"] = msgspec.msgpack.encode(state.numpy)
+    return {**found, **{f"cuda:{device}": each for device, each in enumerate(state.cuda)}}
+
+
 def restore(data: bytes) -> None:
     """Put every stream where `capture` found it. Raises `StateError` if `data` is no capture."""
     try:

@@ -40,6 +40,19 @@ class Ballot:
         attempt.switch_to = 0 if is_last else switch_to
         runtime.injector.at(Point.AFTER_VOTE, step)
 
+    def secure(self, step: int, record: bytes) -> bool:
+        """Return whether nobody can be asked to do `step` again; if not, the world is broken."""
+        runtime = self._runtime
+        if runtime.sync():
+            return False
+        patience_s = runtime.fabric.timeouts.collective_s
+        try:
+            runtime.copies.secure(self._tracked, step=step, record=record, timeout_s=patience_s)
+        except (LinkError, Interrupted):
+            runtime.standing.revoke(runtime.standing.rank.epoch)
+            return False
+        return True
+
     def _hold(self, step: int, record: bytes) -> tuple[Verdict, int]:
         runtime = self._runtime
         if runtime.sync():

@@ -52,6 +52,8 @@ class Copies:
         """Whether this job needs copies: set when that is known."""
         self.durable = NO_STEP
         """The last step that no single loss can undo, as all ranks have agreed."""
+        self.reached = NO_STEP
+        """The step that all have returned to last, or agreed to keep: nobody will do it again."""
 
     # --- the training's side ----------------------------------------------------------------------
 
@@ -140,6 +142,22 @@ class Copies:
             for copies in (self._own, *self._kept.values()):
                 for later in [other for other in copies if other > step]:
                     del copies[later]
+
+    def secure(self, tracked: Tracked, *, step: int, record: bytes, timeout_s: float) -> None:
+        """Return once every rank's copy of `step` is kept: the last one of a loop that is left.
+
+        Who has left a loop can do no step of it again. Whoever hears of this by all, or has
+        returned to `step` with all, goes on; if the world breaks before, nobody has gone on, or
+        the copies are there and all return to them. Raises `LinkError` or `Interrupted` then.
+        """
+        if not self.active or step == self.reached:
+            return
+        if step not in self._own and (not self._newest or self._newest.generation.step != step):
+            self.take(tracked, step=step, record=record)
+        self.await_keeper(timeout_s)
+        self._fabric.exchange(b"")
+        self.agree([step])
+        self.reached = step
 
     # --- beside it --------------------------------------------------------------------------------
 

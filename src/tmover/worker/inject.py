@@ -5,8 +5,9 @@ point match does the fault to itself, once. Keys: `rank` (the rank held now), `s
 `Point`), `node` (the start of the agent's name); one that is missing matches everything. A process
 that was a standby when it started is spared, or the joiner would suffer what it came to mend,
 unless `sandbox=1` is given: then only such processes are meant. Faults: `kill` (SIGKILL to this
-process), `killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `raise`
-(a RuntimeError in the script), `hold` (wait until the file named by the key `until` is there).
+process), `killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `cut`
+(every link of this process breaks; both ends of each live on), `raise` (a RuntimeError in the
+script), `hold` (wait until the file named by the key `until` is there). Each stands in the trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tmover.errors import ConfigError
 from tmover.worker.identity import Identity
@@ -53,6 +54,7 @@ class Fault(str, enum.Enum):
     KILL = "kill"
     KILLNODE = "killnode"
     STOP = "stop"
+    CUT = "cut"
     RAISE = "raise"
     HOLD = "hold"
 
@@ -112,8 +114,8 @@ def _parse_one(text: str) -> Injection:
         points = ", ".join(point.value for point in Point)
         msg = (
             f"TMOVER_INJECT: cannot read {text!r}: write FAULT:point=P[,rank=R][,step=S]"
-            f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop raise, or hold with until="
-            f"FILE, P one of {points}"
+            f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop cut raise, or hold with "
+            f"until=FILE, P one of {points}"
         )
         raise ConfigError(msg) from error
 
@@ -122,10 +124,18 @@ class Injector:
     """Does the faults that are due. Without any, `at` costs one comparison."""
 
     def __init__(
-        self, text: str, identity: Callable[[], Identity], *, agent_pid: int | None = None
+        self,
+        text: str,
+        identity: Callable[[], Identity],
+        *,
+        agent_pid: int | None = None,
+        cut: Callable[[], None] = lambda: None,
+        tell: Callable[[Mapping[str, object]], None] = lambda fault: None,
     ) -> None:
         self._pending = parse(text)
         self._agent_pid = agent_pid
+        self._cut = cut
+        self._tell = tell
         self._identity = identity
         self._was_standby = identity().sandbox
 
@@ -147,6 +157,8 @@ class Injector:
                 self._identity(), point=point, step=step, was_standby=self._was_standby
             ):
                 self._pending.remove(injection)
+                fault = {"fault": injection.fault.value, "point": point.value, "step": step}
+                self._tell(fault)
                 self._do(injection)
                 return
 
@@ -156,6 +168,9 @@ class Injector:
         if injection.until is not None:
             while not pathlib.Path(injection.until).exists():
                 time.sleep(_LOOK_S)
+            return
+        if injection.fault is Fault.CUT:
+            self._cut()
             return
         if injection.fault is Fault.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -156,11 +156,10 @@ class LiveEngine:
         else:
             runtime.injector.at(Point.AFTER_BODY, self._last.step.index if self._last else None)
             self._settle()
-        step = runtime.standing.rank.step
-        assert step is not None
+        step = self._stand(self._total - 1)
         seat = self._resuming.seat()
         self.checkpoints.boundary(self.tracked, step=step, record=self._record, seat=seat)
-        if step + 1 >= self._total:
+        if step >= self._total - 1:
             self._end(step)
             return None
         if runtime.copies.is_due(step):
@@ -174,14 +173,23 @@ class LiveEngine:
         names it sets exist; `committed` stays false.
         """
         self._settle()
-        step = self._runtime.standing.rank.step
-        assert step is not None
         wanted = self._total + index
+        step = self._stand(wanted)
         if wanted in self._finals:
             return None if step >= wanted else Step(self, wanted, None)
         self._finals.add(wanted)
         self._echo = step >= wanted
         return Step(self, wanted, None)
+
+    def _stand(self, last: int) -> int:
+        """Return the step this rank stands at; if it is `last` or later, it stays there."""
+        standing = self._runtime.standing
+        while True:
+            step = standing.rank.step
+            assert step is not None
+            if step < last or self._ballot.secure(step, self._record):
+                return step
+            self._settle()
 
     def _settle(self) -> None:
         """Do at the boundary what the last vote or a revocation asks for."""
@@ -300,6 +308,7 @@ class LiveEngine:
         self._record = attempt.record
         self._pending = None
         runtime.trace.write("committed", step=index, samples=self._samples(index))
+        runtime.trace.state(index, self.tracked, attempt.record)
         runtime.pulse(index)
         runtime.injector.at(Point.AFTER_UPDATE, index)
 

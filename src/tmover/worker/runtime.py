@@ -67,9 +67,13 @@ class Runtime:
         self.launch = launch
         self.control = control
         self.fabric = fabric
-        self.trace = Trace(environment.trace, identity)
+        self.trace = Trace(environment.trace, identity, states=environment.trace_state)
         self.injector = Injector(
-            environment.inject, lambda: self.identity, agent_pid=environment.agent_pid
+            environment.inject,
+            lambda: self.identity,
+            agent_pid=environment.agent_pid,
+            cut=fabric.wiring.sever,
+            tell=lambda fault: self.trace.write("fault", **fault),
         )
         self.standing = Standing(
             job=identity.job,

@@ -193,6 +193,8 @@ class Switch:
         else:
             self._handover.send_all(plan, order.sources, order.step)
         self._cross(plan, order.step)
+        if order.back:
+            runtime.copies.reached = order.step
 
     def _join_planned(self, order: Prepare) -> None:
         """Prepare beside the training; then take the leaver's state and pass."""

@@ -2,7 +2,8 @@
 
 Written when `TMOVER_TRACE` names a directory: `DIR/<worker>.jsonl`. `t` is CLOCK_MONOTONIC in
 seconds, so the lines of all processes of one machine share a clock. `tmover demo` measures pauses
-and proves that no sample was lost from nothing but these lines.
+and proves that no sample was lost from nothing but these lines. With `TMOVER_TRACE_STATE=1` there
+is one more line per step, with a digest of each thing that the rank holds, for `tmover verify`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import pathlib
 import threading
 import time
 
+from tmover.state.capture import Tracked
+from tmover.state.digests import digests
+from tmover.state.records import Record
 from tmover.worker.identity import Identity
 
 
 class Trace:
     """Appends lines; without a directory it does nothing."""
 
-    def __init__(self, directory: str | None, identity: Identity) -> None:
+    def __init__(self, directory: str | None, identity: Identity, *, states: bool = False) -> None:
+        self._states = states
         self._lock = threading.Lock()
         self._file: int | None = None
         self.identity = identity
@@ -52,6 +57,11 @@ class Trace:
             except OSError:
                 os.close(self._file)
                 self._file = None
+
+    def state(self, step: int, tracked: Tracked, record: bytes) -> None:
+        """Append what this rank holds after `step`, as a digest by name, if that is asked for."""
+        if self._states and self.enabled:
+            self.write("state", step=step, digests=digests(tracked, Record.decode(record)))
 
     def close(self) -> None:
         """Close the file."""

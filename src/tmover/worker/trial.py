@@ -33,8 +33,8 @@ from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.position import Position
 from tmover.worker import session
-from tmover.worker.identity import Identity
 from tmover.worker.checkpoints import Checkpoints
+from tmover.worker.identity import Identity
 from tmover.worker.session import Step
 
 _AROUND = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.jobs import Story, exited, joined, reported, warm
-from tmover.core.events import Reported, Sharing
+from tmover.core.events import Finished, Reported, Sharing
 from tmover.core.orders import Action, Assign
 from tmover.core.phase import Forming, Recovering, Waiting
 
@@ -79,6 +79,33 @@ def test_copies_that_went_with_two_nodes_start_all_afresh() -> None:
     assert isinstance(story.job.phase, Forming)
     assert not story.job.copies
     assert story.job.keepers == ()
+
+
+def test_who_has_ended_the_script_is_not_sent_back_into_it() -> None:
+    """Two losses after the last step, before the second keeper has it: nobody can do it again."""
+    story = without_replicas(Story())
+    story.tell(Finished(job="j", worker="a0/0", step=7))
+    story.tell(exited("a1"))
+
+    story.tell(
+        stands("a0/0", 7, (6, 7), {2: (6, 7)}),
+        stands("a2/0", 7, (6, 7), {1: (6,)}),
+    )
+
+    assert isinstance(story.job.phase, Forming)
+
+
+def test_who_has_ended_the_script_waits_where_it_stands_for_a_joiner() -> None:
+    story = without_replicas(Story())
+    story.tell(Finished(job="j", worker="a0/0", step=7))
+    story.tell(exited("a1"))
+
+    actions = story.tell(
+        stands("a0/0", 7, (6, 7), {2: (6, 7)}),
+        stands("a2/0", 7, (6, 7), {1: (6, 7)}),
+    )
+
+    assert {order.step for order in assigned(actions).values()} == {7}
 
 
 def test_two_nodes_that_do_not_keep_for_each_other_are_replaced() -> None:

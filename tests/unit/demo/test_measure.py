@@ -207,3 +207,18 @@ def test_the_median_restart_is_one_of_the_measured() -> None:
     restarts = [Restart(pause_s=t, steps_redone=int(t)) for t in (9.0, 7.0, 8.0)]
 
     assert measure.median(restarts) == Restart(pause_s=8.0, steps_redone=8)
+
+
+def test_steps_that_were_taken_back_count_once() -> None:
+    lines = undisturbed()
+    back = Line(t=3.0, event="returned", rank=1, step=17, worker=STAYER)
+    again = [
+        msgspec.structs.replace(line, t=line.t + 4.0)
+        for line in lines
+        if line.event == "committed" and line.rank == 1 and (line.step or 0) > 17
+    ]
+
+    assert again
+    assert measure.samples([*lines, back, *again], lines) == Samples(lost=0, repeated=0)
+    assert measure.samples([*lines, *again], lines).repeated == len(again)
+    assert measure.samples([*lines, back], lines).lost == len(again)

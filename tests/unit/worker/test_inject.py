@@ -99,3 +99,19 @@ def test_a_held_process_goes_on_once_the_file_is_there(tmp_path: pathlib.Path) -
 def test_a_hold_has_an_end_and_nothing_else_has(text: str) -> None:
     with pytest.raises(ConfigError, match="or hold with until=FILE"):
         parse(text)
+
+
+def test_a_cut_is_done_by_whoever_has_the_links_and_every_fault_is_told() -> None:
+    done: list[object] = []
+    injector = Injector(
+        "cut:point=in_vote,step=3",
+        lambda: SECOND,
+        cut=lambda: done.append("cut"),
+        tell=done.append,
+    )
+
+    injector.at(Point.IN_VOTE, 2)
+    injector.at(Point.IN_VOTE, 3)
+    injector.at(Point.IN_VOTE, 3)
+
+    assert done == [{"fault": "cut", "point": "in_vote", "step": 3}, "cut"]
