@@ -208,7 +208,9 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
         opened=links.opened(draft.job, plan, links.newcomers(draft.job), relink),
     )
     draft.note(f"epoch {epoch} begins after step {step}")
-    for name in draft.job.slots:
+    senders = {blame.agent_of(worker) for worker in sources.values()}
+    helping = [a for a in draft.job.unreleased.values() if a in senders]
+    for name in (*draft.job.slots, *helping):
         draft.do(
             Assign(
                 job=draft.job.name,
@@ -225,9 +227,10 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
 
 def _copies(job: Job, step: int) -> dict[str, str]:
     """Return who sends the copies of `step`, by receiving worker."""
-    workers = job.workers(job.slots)
-    by_worker = {report.worker: report for report in job.standings(workers)}
-    return copies.sources(step, dict(enumerate(workers)), by_worker)
+    seated = job.workers(job.slots)
+    leavers = job.workers(filter(job.is_alive, job.unreleased.values()))
+    by_worker = {report.worker: report for report in job.standings([*seated, *leavers])}
+    return copies.sources(step, dict(enumerate(seated)), by_worker)
 
 
 def _relink(job: Job, broken: Iterable[Accusation]) -> tuple[tuple[str, str], ...]:

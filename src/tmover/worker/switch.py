@@ -123,10 +123,11 @@ class Switch:
                 order = self._next_order(pending)
                 if order is None:
                     return  # the planned move was aborted: the world before still stands
-                if order.plan.rank_of(self._runtime.worker) is None:
-                    self._standing.revoke(order.plan.epoch)
-                    continue  # this rank has no place any more: the controller will end it
+                is_member = order.plan.rank_of(self._runtime.worker) is not None
                 try:
+                    if not is_member:
+                        self._help(order)
+                        continue  # it has no place any more: the controller will end it
                     self._take(order)
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
@@ -135,6 +136,15 @@ class Switch:
                 return
         finally:
             self._standing.at_safe_point = False
+
+    def _help(self, order: Assign) -> None:
+        """Send the copies this rank keeps, if it is a leaver and nobody else keeps them."""
+        if self._runtime.worker not in order.sources.values():
+            self._standing.revoke(order.plan.epoch)
+            return
+        with self._standing.changing():
+            self._standing.assign = None
+        self._handover.send_copies(order.plan, order.sources, order.step)
 
     def _next_order(self, pending: int) -> Assign | None:
         """Return the next assignment, or None if `pending` was aborted and the old world stands."""

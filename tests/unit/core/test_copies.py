@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from support.jobs import Story, exited, joined, reported, warm
+from support.jobs import (
+    Story,
+    entered,
+    exited,
+    joined,
+    passed,
+    prepared,
+    reported,
+    requested,
+    verified,
+    warm,
+)
 from tmover.core.events import Finished, Reported, Sharing
 from tmover.core.orders import Action, Assign
 from tmover.core.phase import Forming, Recovering, Waiting
@@ -17,10 +28,13 @@ def without_replicas(story: Story) -> Story:
     return story
 
 
-def stands(worker: str, step: int, own: tuple[int, ...], kept: Kept, *, of: int = 1) -> Reported:
+def stands(
+    worker: str, step: int, own: tuple[int, ...], kept: Kept, *, of: int = 1, epoch: int = 0
+) -> Reported:
     """Return the word of a worker that stands at `step` and holds copies of its own and others."""
+    where = epoch or of
     return Reported(
-        job="j", worker=worker, of=of, epoch=of, step=step, doubt=None, own=own, kept=kept
+        job="j", worker=worker, of=of, epoch=where, step=step, doubt=None, own=own, kept=kept
     )
 
 
@@ -155,3 +169,25 @@ def test_without_a_standby_the_copies_wait() -> None:
 
     assert {order.step for order in assigned(actions).values()} == {7}
     assert warm("s0/0").schema == story.job.schemas[1]
+
+
+def test_a_leaver_that_is_not_released_yet_sends_the_only_copy_it_keeps() -> None:
+    """Who has taken its place keeps nothing yet, and the rank it kept for is lost."""
+    story = without_replicas(Story(standbys=2))
+    story.tell(requested("n1"), *(prepared(w, 2) for w in ("a0/0", "a1/0", "a2/0", "s0/0")))
+    story.tell(*(entered(worker, 2, 3) for worker in ("a0/0", "a1/0", "a2/0")))
+    story.tell(verified("s0/0", 2, 3), passed("a2/0", 2, 3), passed("s0/0", 2, 3))
+    story.tell(exited("a0"))
+
+    actions = story.tell(
+        stands("a2/0", 3, (2, 3), {1: (2, 3)}, of=1, epoch=2),
+        stands("a2/0", 3, (2, 3), {1: (2, 3)}, of=2),
+        stands("a1/0", 3, (2,), {0: (2,)}, of=1, epoch=1),
+        stands("a1/0", 3, (2,), {0: (2,)}, of=2, epoch=1),
+        stands("s0/0", 3, (3,), {}, of=2),
+    )
+
+    orders = assigned(actions)
+    assert set(orders) == {"s1", "s0", "a2", "a1"}
+    assert {order.step for order in orders.values()} == {2}
+    assert orders["s0"].sources == {"s1/0": "a1/0", "s0/0": "a2/0"}
