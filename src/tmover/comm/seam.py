@@ -100,6 +100,15 @@ def let_hold(group: Any, ranks: Sequence[int]) -> None:
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
 
 
+def alive(module: str, name: str) -> list[Any]:
+    """Return the instances of a class of torch's in this process.
+
+    By their type: `isinstance` asks each object for its class, and some answer with a warning.
+    """
+    kind = loaded(module, name)
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)] if kind else []
+
+
 def let_derive(rank: int) -> None:
     """Let everything alive that has derived its place from a rank do so again.
 
@@ -107,28 +116,25 @@ def let_derive(rank: int) -> None:
     share. Whoever has hidden one from the garbage collector (`gc.freeze`) is found out when it is
     to receive state.
     """
-    zero = loaded("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer")
-    mesh = loaded("torch.distributed.device_mesh", "DeviceMesh")
-    info = loaded("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
-    for each in gc.get_objects() if mesh or zero else ():
-        if isinstance(each, zero):
-            each.rank, each.global_rank = each.process_group.rank(), rank
-            each._init_local_optimizer()
-        elif isinstance(each, mesh):
-            each._rank = rank
-            each._coordinate_on_dim = each._compute_coordinate_on_dim()
-        elif isinstance(each, info):
-            for way in ("shard", "replicate"):
-                group = getattr(each, f"{way}_process_group", None)
-                if group is not None:
-                    setattr(each, f"{way}_mesh_rank", group.rank())
+    for zero in alive(
+        "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
+    ):
+        zero.rank, zero.global_rank = zero.process_group.rank(), rank
+        zero._init_local_optimizer()
+    for mesh in alive("torch.distributed.device_mesh", "DeviceMesh"):
+        mesh._rank = rank
+        mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    for info in alive("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo"):
+        for way in ("shard", "replicate"):
+            group = getattr(info, f"{way}_process_group", None)
+            if group is not None:
+                setattr(info, f"{way}_mesh_rank", group.rank())
 
 
 def stages_built() -> list[int]:
     """Return the numbers of the pipeline stages alive in this process."""
-    stage = loaded("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    found = gc.get_objects() if stage else ()
-    return sorted(each.stage_index for each in found if isinstance(each, stage))
+    stages = alive("torch.distributed.pipelining.stage", "_PipelineStageBase")
+    return sorted(stage.stage_index for stage in stages)
 
 
 class Detours:
