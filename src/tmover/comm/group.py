@@ -66,6 +66,10 @@ class TmoverGroup(NamedGroup):
         own = self._fifo.settle(timeout_s) and self._post.settle(timeout_s)
         return own and self._launches.settle(timeout_s)
 
+    def settle_messages(self, timeout_s: float) -> bool:
+        """Wait until no message over links is under way; return whether that is so."""
+        return self._post.settle(timeout_s)
+
     def stray(self, ended: Collection[int]) -> str:
         """Return a message under way of which no end is with any but these ranks, "" if none."""
         return self._post.stray(ended)

@@ -150,14 +150,17 @@ class Post:
             self._driven = False
             if self._waiters:
                 self._changed.notify_all()
-            if self._idle and self._open:
+            if self._idle and (self._open or self._closed):
                 self._needed.notify()
 
     def _serve(self) -> None:
         """Drive when nobody else has for a while, and publish what others go on from."""
+        over = False
         while True:
             while self._watched:
                 self._watched.popleft().publish()
+            if over:
+                return
             if not self._stand_by():
                 continue
             try:
@@ -166,8 +169,7 @@ class Post:
                     late = self._wait(math.inf)
             finally:
                 self._leave()
-            if self._closed:
-                return
+            over = self._closed
 
     def _is_wanted(self) -> bool:
         """Return whether the thread is not to go on driving."""
@@ -192,7 +194,9 @@ class Post:
     def _sleep_until(self, ready: Callable[[], bool]) -> None:
         """Wait for this, for something to publish, or the end. The lock is held."""
         self._idle = True
-        self._needed.wait_for(lambda: self._closed or bool(self._watched) or ready())
+        self._needed.wait_for(
+            lambda: ready() or bool(self._watched) or (self._closed and not self._driven)
+        )
         self._idle = False
 
     # --- a turn -----------------------------------------------------------------------------------

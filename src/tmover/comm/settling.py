@@ -20,7 +20,7 @@ def settle(groups: Mapping[str, Running], world: World | None, timeouts: Timeout
     deadline = time.monotonic() + timeouts.collective_s
     for name, group in groups.items():
         suspect = ""
-        while not group.settle(min(timeouts.unacked_s, max(0.0, deadline - time.monotonic()))):
+        while not group.settle_messages(min(timeouts.unacked_s, _left(deadline))):
             stray = "" if world is None else group.stray(_ended(world))
             if stray and stray == suspect:
                 msg = (
@@ -30,8 +30,15 @@ def settle(groups: Mapping[str, Running], world: World | None, timeouts: Timeout
                 raise CallError(msg)
             suspect = stray
             if time.monotonic() >= deadline:
-                msg = f"{stray or 'collectives'} of group {name} did not end in time"
+                msg = f"{stray or 'messages'} of group {name} did not end in time"
                 raise LinkError(msg)
+        if not group.settle(_left(deadline)):  # in one wait: what is torch's cannot bear several
+            msg = f"collectives of group {name} did not end in time"
+            raise LinkError(msg)
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _ended(world: World) -> Collection[int]:

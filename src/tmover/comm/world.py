@@ -58,6 +58,9 @@ class Running(Protocol):
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; return whether that is so."""
 
+    def settle_messages(self, timeout_s: float) -> bool:
+        """Wait until no message over links is under way; return whether that is so."""
+
     def stray(self, ended: Collection[int]) -> str:
         """Return a message under way of which no end is with any but these ranks, "" if none."""
 

@@ -21,7 +21,7 @@ from torch.distributed import init_process_group
 from torch.distributed.algorithms.model_averaging import hierarchical_model_averager
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from integration.comm.harness import Board, in_world, leave, make_fabric, make_plan, run
+from integration.comm.harness import Board, leave, make_fabric, make_plan, run
 from tmover.comm import intercept, seam
 from tmover.comm.group import TmoverGroup
 
@@ -341,19 +341,3 @@ def test_a_tensor_is_gathered_into_one(root: int) -> None:
     found = in_scripts(script, NAMES[:3])
 
     assert found[root] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
-
-
-def test_a_name_may_mean_another_group_when_all_are_made_anew() -> None:
-    """Torch counts groups from one again after `destroy_process_group`."""
-
-    def program(rank: int, _size: int) -> float:
-        total = torch.ones(1)
-        for place in (1, 2):
-            group = dist.new_group([0, place])
-            if rank in (0, place):
-                dist.all_reduce(total, group=group)
-            dist.destroy_process_group()
-            dist.init_process_group("gloo")
-        return total.item()
-
-    assert list(in_world(program, 3).values()) == [3.0, 2.0, 3.0]

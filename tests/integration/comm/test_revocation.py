@@ -53,6 +53,7 @@ def test_one_rank_that_revokes_wakes_all_without_a_controller() -> None:
             dist.all_reduce(torch.ones(LARGE if fabric.rank else 3))
         assert fabric.mode is Mode.REVOKED
         board.put(f"awake/{fabric.rank}")
+        board.get(f"awake/{1 - fabric.rank}")  # before anybody leaves: nobody saw a link break
         return str(caught.value)
 
     def revoking(fabric: Fabric, board: Board) -> None:
@@ -60,7 +61,7 @@ def test_one_rank_that_revokes_wakes_all_without_a_controller() -> None:
             board.get(f"blocked/{rank}")
         fabric.revoke(1, "a test says so")
         for rank in (0, 1):
-            board.get(f"awake/{rank}")  # before this rank leaves: nobody saw a link break
+            board.get(f"awake/{rank}")
 
     reasons = run_ranks(blocked, blocked, revoking)
 

@@ -308,6 +308,7 @@ class Machine(RuleBasedStateMachine):
         self.over.add(plan.epoch)
         calls = [functools.partial(r.fabric.prepare, plan, timeout_s=0.01) for r in missing]
         for rank, outcome in zip(missing, self.threads.together(calls), strict=True):
+            rank.ready = 0  # a leaver that comes back may have prepared for what was given up
             if outcome is None:  # it lacked no link
                 rank.give_up(plan.epoch)
 
@@ -470,6 +471,8 @@ class Machine(RuleBasedStateMachine):
         """One says that a world is over; all hear it from one another."""
         if coming and self.coming is not None:
             ranks = self.living(self.coming.holders)
+            if not ranks:
+                return
             ranks[by % len(ranks)].fabric.revoke(self.coming.epoch, "said by one")
             self.note_dead(self.coming)
         elif not self.stuck:
@@ -494,6 +497,8 @@ class Machine(RuleBasedStateMachine):
             return
         self.die(lost)
         if lost in self.holders and not self.stuck:
+            if self.coming is not None and self.coming.entered:
+                self.give_up()  # who stands in a barrier minds the links before it only then
             self.await_revocation()
 
     def die(self, lost: Rank) -> None:
