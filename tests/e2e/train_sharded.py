@@ -81,15 +81,18 @@ def _fully(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--layout", choices=["fsdp", "hsdp", "tp"], default="fsdp")
     parser.add_argument("--checkpoint", nargs=2, default=None)
     parser.add_argument("--hold", nargs=2, default=None)
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    arguments = parse()
     session = tmover.init(seed=7)
     torch.manual_seed(0)
     model, data = shard(build(arguments.hidden), arguments.layout, session.world_size)

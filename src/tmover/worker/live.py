@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.comm import intercept
-from tmover.core.events import Looping, Placing, Warm
+from tmover.core.events import Looping, Placing
 from tmover.core.rank import Saving
 from tmover.errors import ConfigError, Interrupted
 from tmover.state.capture import Tracked
@@ -59,8 +59,7 @@ class LiveEngine:
         self._rehearsed = 0
         self._finals: set[int] = set()
         """Parts after the loop of which an attempt was handed out."""
-        self._checked: dict[int, int] = {}
-        """How many parameters the optimizers have that are known to be tracked, by id."""
+        self._updates = refusals.Updates(self.tracked)
         self._echo = False
         """Whether the attempt is of a part that all others have done already."""
         runtime.recover = self._switch.recover
@@ -217,10 +216,7 @@ class LiveEngine:
         if rank.asked or rank.saving is Saving.NEXT or self._asked.take():
             logger.warning("a checkpoint was asked for in the last steps: the loop ends without")
         self.checkpoints.finish(rank.epoch, is_over=self._runtime.sync)
-        trace = self._runtime.trace
-        if trace.enabled:
-            digest = self.tracked.digest()
-            trace.write("finished", step=step, digest=digest, record=Record.digest(self._record))
+        self._runtime.trace.finished(step, self.tracked, self._record)
 
     # --- an attempt -------------------------------------------------------------------------------
 
@@ -330,12 +326,7 @@ class LiveEngine:
                 msg = "optimizer.step() outside of `with step:` would not be applied by all or none"
                 raise ConfigError(msg)
             return
-        if not self._undo:
-            refusals.check_closure(optimizer, args, kwargs)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._checked.get(id(optimizer)) != count:
-            refusals.check_tracked(self.tracked, optimizer)
-            self._checked[id(optimizer)] = count
+        self._updates.check(optimizer, args, kwargs, undo=self._undo)
         if not self.sandbox and attempt.phase is Phase.OPEN and not self._undo:
             self._vote(attempt)
         if not self._undo:
@@ -377,15 +368,7 @@ class LiveEngine:
 
     def _await_promotion(self) -> None:
         runtime = self._runtime
-        runtime.trace.write("warm")
-        runtime.send(
-            Warm(
-                job=runtime.identity.job,
-                worker=runtime.worker,
-                launch=runtime.launch,
-                schema=self._schema(),
-            )
-        )
+        runtime.say_warm(self._schema())
         self._switch.promotion()
         runtime.become(runtime.identity.live())
         runtime.pulse(runtime.standing.rank.step or 0)

@@ -72,6 +72,31 @@ def check_closure(
         raise ConfigError(msg)
 
 
+class Updates:
+    """What is looked at before an optimizer updates."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._tracked = tracked
+        self._checked: dict[int, int] = {}
+        """How many parameters the optimizers have that are known to be tracked, by id."""
+
+    def check(
+        self,
+        optimizer: torch.optim.Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        undo: bool,
+    ) -> None:
+        """Raise `ConfigError` if the update could not be handed over, or not be taken back."""
+        if not undo:
+            check_closure(optimizer, args, kwargs)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._checked.get(id(optimizer)) != count:
+            check_tracked(self._tracked, optimizer)
+            self._checked[id(optimizer)] = count
+
+
 def check_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> None:
     """Raise `ConfigError` if a joiner would not get what `optimizer` updates, or its state."""
     parts = tracked.every_part()

@@ -28,6 +28,7 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Sharing,
+    Warm,
 )
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
@@ -256,6 +257,12 @@ class Runtime:
         threading.Thread(
             target=self._open_links, args=(order,), name="tmover-prepare", daemon=True
         ).start()
+
+    def say_warm(self, schema: dict[str, str]) -> None:
+        """Tell the controller that this standby can take over what has this schema."""
+        self.trace.write("warm")
+        job, worker, launch = self.identity.job, self.worker, self.launch
+        self.send(Warm(job=job, worker=worker, launch=launch, schema=schema))
 
     def say_prepared(self, epoch: int) -> None:
         """Tell the controller that this worker can switch to `epoch`; again if it asks again."""

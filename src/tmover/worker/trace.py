@@ -63,6 +63,12 @@ class Trace:
         if self._states and self.enabled:
             self.write("state", step=step, digests=digests(tracked, Record.decode(record)))
 
+    def finished(self, step: int, tracked: Tracked, record: bytes) -> None:
+        """Append what this rank holds at the end of its loop."""
+        if self.enabled:
+            digest = tracked.digest()
+            self.write("finished", step=step, digest=digest, record=Record.digest(record))
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
