@@ -8,7 +8,7 @@ names a directory for the checkpoints that are asked for: one file for each rank
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
 connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
 overflow in that step, whose update is skipped. `--checkpoint` names a directory, and after how many
-steps a checkpoint goes there.
+steps a checkpoint goes there. `--alone STEP` lets each rank train for itself from that step on.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--cut-at", type=int, default=-1)
     parser.add_argument("--overflow", type=int, default=None)
+    parser.add_argument("--alone", type=int, default=1 << 30)
     parser.add_argument("--slow", nargs=2, type=float, default=[-1, 0])
     return parser.parse_args()
 
@@ -116,7 +117,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
     average, count = AveragedModel(model.module[1]), Count()
-    late: dict[str, Any] = {"average": average} if "average" in arguments.late else {}
+    late = {"average": average} if "average" in arguments.late else {}
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
@@ -125,13 +126,12 @@ def main() -> None:
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
-            if step.index == arguments.fail_at and not session.sandbox:
-                msg = "the script's own error"
-                raise ValueError(msg)
+            _fail(arguments.fail_at, step.index, sandbox=session.sandbox)
             _cut(arguments.cut_at, step.index, session.rank)
             batch = _slowly(step.batch, arguments.slow, session.rank)
             factor = 1e30 if step.index == arguments.overflow else 1.0
-            loss = _backward(model, batch, scaler, arguments.micro, factor)
+            mine = model.module if step.index >= arguments.alone else model
+            loss = _backward(mine, batch, scaler, arguments.micro, factor)
             scaler.step(optimizer)
             scaler.update()
             average.update_parameters(model.module[1])
@@ -163,6 +163,12 @@ def _backward(
         loss = nn.functional.mse_loss(model(x + noise), y)
         scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
     return loss
+
+
+def _fail(at: int, index: int, *, sandbox: bool) -> None:
+    if index == at and not sandbox:
+        msg = "the script's own error"
+        raise ValueError(msg)
 
 
 def _own(count: Count, late: list[str]) -> dict[str, Any] | None:

@@ -352,7 +352,15 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
         case Training():
             orders = [Done(job=name, agent=agent, epoch=job.in_force)]
         case Preparing(move=m) | Armed(move=m) | Switching(move=m):
-            orders = [Prepare(job=name, agent=agent, plan=m.plan, sources=dict(m.sources))]
+            orders = [
+                Prepare(
+                    job=name,
+                    agent=agent,
+                    plan=m.plan,
+                    sources=dict(m.sources),
+                    helpers=dict(m.helpers),
+                )
+            ]
             if not isinstance(job.phase, Preparing):
                 orders.append(Arm(job=name, agent=agent, epoch=m.epoch))
         case Accusing(loss=loss) | Reporting(loss=loss) | Waiting(loss=loss):
@@ -364,7 +372,9 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
             ]
             if any(agent == w.rpartition("/")[0] for pair in loss.accusations for w in pair):
                 orders.append(Probe(job=name, agent=agent, probe=loss.epochs[0]))
-        case Recovering(step=step, sources=sources, relink=relink) if agent in job.slots:
+        case Recovering(step=step, sources=sources, helpers=helpers, relink=relink) if (
+            agent in job.slots
+        ):
             orders = [
                 Assign(
                     job=name,
@@ -372,6 +382,7 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
                     plan=plan,
                     step=step,
                     sources=dict(sources),
+                    helpers=dict(helpers),
                     relink=relink,
                     back=job.copies,
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tmover.core import epoch as epochs
-from tmover.core import links, standby
+from tmover.core import links, replicas, standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import (
     Entered,
@@ -219,22 +219,19 @@ def _prepare(draft: Draft, slots: tuple[str, ...], leavers: dict[int, str]) -> N
     epoch = draft.next_epoch()
     job = draft.job
     plan = job.world(epoch, slots)
-    move = Move(
-        plan=plan,
-        slots=slots,
-        leavers=leavers,
-        sources={
-            joiner: leaver
-            for slot in leavers
-            for joiner, leaver in zip(
-                job.workers([slots[slot]]), job.workers([leavers[slot]]), strict=True
-            )
-        },
+    sources = dict(
+        pair
+        for slot, leaver in leavers.items()
+        for pair in zip(job.workers([slots[slot]]), job.workers([leaver]), strict=True)
     )
+    seated = job.workers(slots)
+    known = () if job.copies else job.keepers
+    helpers = replicas.helpers(sources, seated, known, fit=seated)
+    move = Move(plan=plan, slots=slots, leavers=leavers, sources=sources, helpers=helpers)
     for slot, leaver in leavers.items():
         pair = f"{job.agents[leaver].node} to {job.agents[slots[slot]].node}"
         draft.note(f"slot {slot} moves from {pair} in epoch {epoch}")
     draft.set(phase=Preparing(move=move))
     for name in (*job.slots, *move.joiners):
-        draft.do(Prepare(job=job.name, agent=name, plan=plan, sources=dict(move.sources)))
+        draft.do(Prepare(job=job.name, agent=name, plan=plan, sources=sources, helpers=helpers))
     draft.arm(Wait.PREPARE, epoch)

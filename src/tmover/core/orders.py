@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Union
 
+import msgspec
+
 from tmover.core.events import Plan, Record, Wait
 
 # --- orders: what an agent and its workers are asked to do ----------------------------------------
@@ -42,6 +44,8 @@ class Prepare(Order, frozen=True, kw_only=True):
     plan: Plan
     sources: dict[str, str]
     """The worker that will hand over its state, by joining worker."""
+    helpers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Others that hold the same and may send a part of it, by joining worker, in their order."""
 
 
 class Arm(Order, frozen=True, kw_only=True):
@@ -71,6 +75,8 @@ class Assign(Order, frozen=True, kw_only=True):
     step: int
     sources: dict[str, str]
     """Who sends its state, by receiving worker; the receiver's own records come from its keeper."""
+    helpers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Others that hold the same and may send a part of it, by receiving worker."""
     relink: tuple[tuple[str, str], ...] = ()
     """Pairs of workers whose link is opened afresh although both live."""
     back: bool = False

@@ -50,6 +50,8 @@ class Move:
     """The agent that leaves, by slot."""
     sources: Mapping[str, str]
     """The leaver's worker that hands its state over, by joining worker."""
+    helpers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Stayers that hold the same and may send a part of it, by joining worker."""
 
     @property
     def epoch(self) -> int:
@@ -167,6 +169,8 @@ class Recovering:
     step: int
     sources: Mapping[str, str]
     """Who sends its state, by receiving worker."""
+    helpers: Mapping[str, tuple[str, ...]]
+    """Who else holds the same and may send a part, by receiving worker."""
     relink: tuple[tuple[str, str], ...]
     passed: frozenset[str] = frozenset()
 

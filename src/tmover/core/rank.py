@@ -65,7 +65,7 @@ class Vote(NamedTuple):
     checkpoint: bool = False
     """Whether it was asked for a checkpoint."""
     holds: bytes = b""
-    """In the first vote, a digest of what its replicas hold too."""
+    """A digest of what its replicas hold too: of all of it in the first vote, then of a sample."""
     held: int = NO_STEP
     """Up to which step its keeper holds copies for it."""
 

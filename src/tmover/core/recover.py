@@ -8,7 +8,7 @@ gradients. Once decided it stands, whoever is lost after that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tmover.core import blame, copies, form, links, move, replicas, standby
 from tmover.core import epoch as epochs
@@ -197,13 +197,14 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
     broken = blame.unexplained(loss.accusations, draft.job.slots)
     relink = _relink(draft.job, broken)
     sources = _copies(draft.job, step) if draft.job.copies else _sources(draft.job, step)
+    helpers = _helpers(draft.job, sources, step)
     epoch = draft.next_epoch()
     plan = draft.job.world(epoch, draft.job.slots)
     pairs = {blame.pair_of(accusation) for accusation in broken}
     draft.set(
         plan=plan,
         verified=draft.job.verified - sources.keys(),
-        phase=Recovering(step=step, sources=sources, relink=relink),
+        phase=Recovering(step=step, sources=sources, helpers=helpers, relink=relink),
         relinked={**draft.job.relinked, **dict.fromkeys(pairs, draft.at)},
         opened=links.opened(draft.job, plan, links.newcomers(draft.job), relink),
     )
@@ -218,6 +219,7 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
                 plan=plan,
                 step=step,
                 sources=sources,
+                helpers=helpers,
                 relink=relink,
                 back=draft.job.copies,
             )
@@ -262,6 +264,14 @@ def _sources(job: Job, step: int) -> dict[str, str]:
         for local in range(job.nproc)
         if not _reaches(job, worker_of(agent, local), step)
     }
+
+
+def _helpers(job: Job, sources: Mapping[str, str], step: int) -> dict[str, tuple[str, ...]]:
+    """Return who else holds at `step` what a receiver is to have, by receiving worker."""
+    seated = job.workers(job.slots)
+    known = () if job.copies else job.keepers
+    fit = [worker for worker in seated if _keeps(job, worker, step)]
+    return replicas.helpers(sources, seated, known, fit=fit)
 
 
 def _keeper(job: Job, slot: int, local: int) -> str:

@@ -6,7 +6,10 @@ Such a rank needs nothing but the records to stand in for a lost one: it holds t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+HELPERS = 3
+"""How many send a part of a state beside the one that has the records, at most."""
 
 
 def neighbours(nnodes: int, nproc: int) -> tuple[int, ...]:
@@ -17,6 +20,41 @@ def neighbours(nnodes: int, nproc: int) -> tuple[int, ...]:
     """
     size = nnodes * nproc
     return tuple((rank + nproc) % size for rank in range(size))
+
+
+def peers(rank: int, keepers: Sequence[int]) -> tuple[int, ...]:
+    """Return the other ranks that hold the same, its keeper first: each keeps for the one before.
+
+    >>> peers(0, (2, 3, 4, 5, 0, 1))
+    (2, 4)
+    """
+    found = []
+    following = keepers[rank]
+    while following != rank:
+        found.append(following)
+        following = keepers[following]
+    return tuple(found)
+
+
+def helpers(
+    sources: Mapping[str, str],
+    seated: Sequence[str],
+    keepers: Sequence[int],
+    *,
+    fit: Collection[str],
+) -> dict[str, tuple[str, ...]]:
+    """Return a few workers that could send a part of what `sources` send, by receiving worker.
+
+    `seated` are all, by rank; of them only the `fit` ones can help, and no receiver. Without
+    keepers it is not known who holds the same.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for receiver, source in sources.items() if keepers else ():
+        same = [seated[peer] for peer in peers(seated.index(receiver), keepers)]
+        able = [w for w in same if w in fit and w != source and w not in sources]
+        if able:
+            found[receiver] = tuple(able[:HELPERS])
+    return found
 
 
 def keepers(digests: Sequence[bytes], nproc: int) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ copies. `landing` is the other side.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,10 +15,13 @@ import torch
 import xxhash
 
 from tmover.errors import StateError
-from tmover.state import memory, shards, tree
+from tmover.state import memory, shards, shares, tree
 from tmover.state.buffers import Buffers
 from tmover.state.memory import Layout
 from tmover.state.parts import ModulePart, OptimizerPart, Part, part
+
+_SAMPLED = 4
+"""About how many parameters are looked at to see whether replicas are still replicas."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +32,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """By tracked name, as made by `tree.pack`."""
     newer: tuple[str, ...] = ()
     """Varying buffers that changed after the vote; no record of that vote has their value."""
+    alike: tuple[int, ...] = ()
+    """The numbers of tensors that every replica holds alike, if several of them send."""
 
 
 class Captured(NamedTuple):
@@ -37,6 +42,12 @@ class Captured(NamedTuple):
     header: bytes
     tensors: list[torch.Tensor]
     layouts: tuple[Layout, ...]
+    alike: frozenset[int] = frozenset()
+    """The numbers of tensors that every replica of this rank holds alike: if several send them."""
+    sources: int = 1
+    """How many of them send."""
+    sample: bytes = b""
+    """A hash by which replicas know each other."""
 
 
 class Tracked:
@@ -50,6 +61,8 @@ class Tracked:
         """Buffers that were received as they are after the step, as no record has them."""
         self.snapshots = 0
         """How many were taken: only the latest can be restored."""
+        self._chosen: list[torch.Tensor] = []
+        """The parameters that are looked at in a sample."""
 
     def track(self, name: str, obj: object, *, per_rank: bool = False) -> None:
         """Register `obj` under `name`; with `per_rank`, as something that no other rank holds too.
@@ -63,6 +76,7 @@ class Tracked:
         packed = tree.pack(new.tree(), tree.Tensors(), self._root(new))
         tree.encode([packed, tree.pack(new.schema(), tree.Tensors())])
         self._parts[name] = new
+        self._chosen = []
         if per_rank:
             self._private.add(name)
         if isinstance(new, ModulePart):
@@ -163,6 +177,31 @@ class Tracked:
                     total.update(memory.copy_out([tensor])[0])
         return total.digest()
 
+    def sample(self, like: int = 0) -> bytes:
+        """Return a hash of a few values, by which replicas that have parted show it at once.
+
+        It is made in every vote: some parameters, and what optimizers hold for them. `like` is the
+        rank that it held the same as so far.
+        """
+        if not self._chosen:
+            parameters = self.parameters()
+            self._chosen = parameters[:: max(1, len(parameters) // _SAMPLED)]
+        found: list[Any] = [*self._chosen]
+        for each in self._parts.values():
+            if isinstance(each, OptimizerPart):
+                live = each.states
+                found += [v for p in self._chosen for v in _values(live.get(p))]
+        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for value in found:
+            tensor = shards.local(value)
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                cell = tensor.detach()[tuple(size // 2 for size in tensor.shape)]
+                alike.setdefault((cell.device, cell.dtype), []).append(cell)
+        total = xxhash.xxh3_128(like.to_bytes(4, "big"))
+        for cells in alike.values():
+            total.update(memory.view(torch.stack(cells).cpu()))
+        return total.digest()
+
     def digest(self) -> str:
         """Return a SHA-256 over everything tracked: equal exactly if all values are, to the bit."""
         total = hashlib.sha256()
@@ -176,6 +215,10 @@ class Tracked:
     def pack(self, each: Part, tensors: tree.Tensors) -> Any:
         """Return one part's state packed, its tensors added to `tensors`."""
         return tree.pack(each.tree(), tensors, self._root(each))
+
+
+def _values(state: Any) -> Collection[Any]:
+    return state.values() if isinstance(state, dict) else ()
 
 
 def _hash(tensor: torch.Tensor) -> list[Any]:
@@ -204,13 +247,36 @@ def mismatch(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
     return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
 
 
-def capture(tracked: Tracked, *, newer: Sequence[str] = ()) -> Captured:
+def capture(tracked: Tracked, *, newer: Sequence[str] = (), sources: int = 1) -> Captured:
     """Return the replicated state. Nothing is copied: keep still until it was sent.
 
-    `newer` names the buffers that this rank changed since its own record was made.
+    `newer` names the buffers that this rank changed since its own record was made. `sources` ranks
+    hold it and could each send a part.
     """
     tensors = tree.Tensors()
-    parts = {k: tracked.pack(each, tensors) for k, each in tracked.parts(per_rank=False).items()}
+    whole = tracked.parts(per_rank=False)
+    parts = {k: tracked.pack(each, tensors) for k, each in whole.items()}
     layouts = tuple(memory.layout(tensor) for tensor in tensors.held)
-    header = msgspec.msgpack.encode(Header(layouts, parts, tuple(newer)))
-    return Captured(header=header, tensors=tensors.held, layouts=layouts)
+    size = sum(layout.size_bytes for layout in layouts)
+    taking_part = shares.sources_for(size, sources)
+    if taking_part == 1:
+        header = msgspec.msgpack.encode(Header(layouts, parts, tuple(newer)))
+        return Captured(header=header, tensors=tensors.held, layouts=layouts)
+    alike = frozenset(number for k in whole for number in _alike(whole[k], parts[k]))
+    return Captured(
+        header=msgspec.msgpack.encode(Header(layouts, parts, tuple(newer), tuple(sorted(alike)))),
+        tensors=tensors.held,
+        layouts=layouts,
+        alike=alike,
+        sources=taking_part,
+        sample=tracked.sample(),
+    )
+
+
+def _alike(each: Part, packed: Any) -> Iterator[int]:
+    """Yield the tensors of a part that are the same on every replica: by their numbers."""
+    if isinstance(each, ModulePart | OptimizerPart):
+        same = "parameters" if isinstance(each, ModulePart) else "state"
+        for path, ref in tree.references(tree.unpack(packed)):
+            if path[0] == same:
+                yield ref.number

@@ -6,7 +6,7 @@ optimizer's state is made lazily), and attaches them once everything has come an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,6 @@ from tmover.state import memory, tree
 from tmover.state.capture import Header, Tracked
 from tmover.state.memory import Layout
 from tmover.state.parts import ModulePart, OptimizerPart, Part
-
-Path = tuple[Any, ...]
-"""The keys and indices that lead to a value of a tree."""
 
 _decoder = msgspec.msgpack.Decoder(Header)
 
@@ -45,7 +42,7 @@ class Places:
         Raises `StateError` naming a tensor that must exist and does not, or is another one.
         """
         live = each.tree()
-        for path, ref in references(incoming):
+        for path, ref in tree.references(incoming):
             if ref.number >= len(self._layouts):
                 msg = f"state header refers to tensor {ref.number} of {len(self._layouts)}"
                 raise StateError(msg)
@@ -75,6 +72,7 @@ class Landing:
         """Find places. Raises `StateError` if the header is damaged, or of something else."""
         decoded = _decoded(header)
         self.layouts = decoded.layouts
+        self.alike = frozenset(decoded.alike)
         self._tracked = tracked
         self._packed = decoded.parts
         self._newer = decoded.newer
@@ -93,6 +91,11 @@ class Landing:
     def tensors(self) -> list[torch.Tensor]:
         """Where the bytes go, in the order of `layouts`."""
         return [self._places[index] for index in range(len(self.layouts))]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any of them is on a device."""
+        return any(layout.device != "cpu" for layout in self.layouts)
 
     def adopt(self) -> None:
         """Attach what was received: to be called once, when every byte is verified and in place."""
@@ -125,18 +128,6 @@ def _turn(each: Part) -> int:
     if isinstance(each, ModulePart):
         return 0
     return 2 if isinstance(each, OptimizerPart) else 1
-
-
-def references(value: Any, path: Path = ()) -> Iterator[tuple[Path, tree.Ref]]:
-    """Yield where in a tree each reference to a tensor stands."""
-    if isinstance(value, tree.Ref):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from references(inner, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from references(inner, (*path, index))
 
 
 def _at(value: Any, path: tuple[Any, ...]) -> Any:

@@ -7,7 +7,8 @@ device: straight from memory where it can, through a bounded staging area otherw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import torch
@@ -159,6 +160,12 @@ def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.copy_(value)
 
 
+def synchronize(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait until devices have done what was asked of them."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+
+
 class Area:
     """A bounded piece of CPU memory through which bytes pass to and from tensors."""
 
@@ -173,14 +180,17 @@ class Cells:
     """A live tensor's bytes by range, in the order that a sender chose.
 
     A tensor with gaps or overlaps has no bytes in one piece: it is copied whole, and written back
-    when its last byte has come.
+    when all its bytes have come, in whatever order, each once.
     """
 
     def __init__(self, tensor: torch.Tensor, order: Sequence[int]) -> None:
         self._tensor = tensor
         self._order = order
         flat = _alias(tensor, order)
-        self._apart = flat is None
+        self.apart = flat is None
+        """Whether the bytes are a copy."""
+        self._lock = threading.Lock()
+        self._written = 0
         self._flat = _flat(tensor, order) if flat is None else flat
         self.size = self._flat.numel()
         self._memory = view(self._flat) if self._flat.device.type == "cpu" else None
@@ -193,14 +203,18 @@ class Cells:
         area.tensor[at:end].copy_(self._flat[start:stop])
         return area.memory[at:end]
 
-    def write(self, start: int, area: Area, at: int, size: int) -> None:
-        """Overwrite `size` bytes from `start` with `area[at:]`."""
+    def write(self, start: int, area: Area, at: int, size: int) -> bool:
+        """Overwrite `size` bytes from `start` with `area[at:]`; return whether all have come."""
         if self._memory is not None:
             self._memory[start : start + size] = area.memory[at : at + size]
         else:
             self._flat[start : start + size].copy_(area.tensor[at : at + size])
-        if self._apart and start + size == self.size:
+        with self._lock:
+            self._written += size
+            complete = self._written == self.size
+        if self.apart and complete:
             self._put_back()
+        return complete
 
     def _put_back(self) -> None:
         dense = self._tensor.detach().permute(*self._order)

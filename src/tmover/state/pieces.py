@@ -15,7 +15,6 @@ import xxhash
 
 from tmover.state import shards, tree
 from tmover.state.capture import Header, Tracked
-from tmover.state.landing import Path, references
 from tmover.state.memory import Layout
 from tmover.state.parts import ModulePart, OptimizerPart, Part
 
@@ -46,7 +45,7 @@ def described(tracked: Tracked, parts: dict[str, Any]) -> list[Piece]:
     taken: set[str] = set()
     for name, each in tracked.parts(per_rank=False).items():
         owners = _owners(each)
-        for path, ref in references(tree.unpack(parts[name])):
+        for path, ref in tree.references(tree.unpack(parts[name])):
             if ref.number not in found:
                 key = _key(name, each, path)
                 while key in taken:
@@ -65,7 +64,7 @@ def kept(tracked: Tracked, header: Header) -> tuple[Header, list[int]]:
                 del trees[name]["buffers"][key]
     numbers: dict[int, int] = {}
     for value in trees.values():
-        for _, ref in references(value):
+        for _, ref in tree.references(value):
             numbers.setdefault(ref.number, len(numbers))
     parts = {
         name: tree.pack(renumbered(value, numbers), tree.Tensors()) for name, value in trees.items()
@@ -137,7 +136,7 @@ _PART = 4
 """How long the path of a part of an optimizer's tensor is: state, number, name, and 0."""
 
 
-def _key(name: str, each: Part, path: Path) -> str:
+def _key(name: str, each: Part, path: tree.Path) -> str:
     if isinstance(each, ModulePart) and path[0] in ("parameters", "buffers"):
         path = path[1:]
     elif isinstance(each, OptimizerPart) and path[0] == "state" and len(path) == _PART:
@@ -145,7 +144,7 @@ def _key(name: str, each: Part, path: Path) -> str:
     return ".".join(map(str, (name, *path)))
 
 
-def _owners(each: Part) -> dict[Path, torch.Tensor]:
+def _owners(each: Part) -> dict[tree.Path, torch.Tensor]:
     """Return what says how the tensors of a state are split, by the beginning of their paths."""
     if isinstance(each, ModulePart):
         parameters = {("parameters", key): p for key, p in each.parameters().items()}
@@ -155,7 +154,7 @@ def _owners(each: Part) -> dict[Path, torch.Tensor]:
     return {}
 
 
-def _piece(key: str, each: Part, path: Path, owner: torch.Tensor | None) -> Piece:
+def _piece(key: str, each: Part, path: tree.Path, owner: torch.Tensor | None) -> Piece:
     is_updated = isinstance(each, OptimizerPart) or (
         isinstance(each, ModulePart) and path[0] == "parameters"
     )

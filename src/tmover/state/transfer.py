@@ -10,31 +10,35 @@ holds parts of two states: it must not train, but it may receive again.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from tmover.errors import StateError
+from tmover.state import memory, shares
 from tmover.state.capture import Captured, Tracked, capture, mismatch
 from tmover.state.frames import CHUNK_BYTES, Kind, Pipe
 from tmover.state.generations import Generation
+from tmover.state.helping import Connect, Gathering
 from tmover.state.landing import Landing, layouts_of
-from tmover.state.memory import Area
+from tmover.state.memory import Area, Layout
 from tmover.state.messages import (
     UNKNOWN,
-    VERSION,
     Answer,
-    Closing,
     Hello,
     Keeping,
+    Opened,
+    Purpose,
+    Stream,
     check_closing,
     hear_answer,
     hear_hello,
+    hello_of,
     receive_blob,
     receive_tensors,
     send_blob,
+    send_closing,
     send_tensors,
 )
 from tmover.state.records import Record
@@ -70,6 +74,7 @@ def send_state(
     record: bytes,
     own: bytes = b"",
     keeping: Keeping = UNKNOWN,
+    available: int = 1,
     peer: str = "its other end",
     timeout_s: float = TIMEOUT_S,
 ) -> None:
@@ -78,23 +83,15 @@ def send_state(
     `record` is the receiver's private record; `own` is this rank's, of the same vote. What differs
     from it by now changed after the vote, on every rank, and the receiver keeps it as it is sent.
     If both are the same, the receiver takes this rank's place, and gets it as it stands now.
-    Nothing tracked may change meanwhile. Raises `LinkError` if the link breaks or the time is up,
-    `StateError` if the receiver refuses.
+    Of `available` sources, of which this is the first, the others send a part if it is worth it,
+    by `helping.send_share`. Nothing tracked may change meanwhile. Raises `LinkError` if the link
+    breaks or the time is up, `StateError` if the receiver refuses.
     """
     record, newer = _as_of_now(tracked, record=record, own=own)
-    captured = capture(tracked, newer=newer)
-    _synchronize(captured.tensors)
-    hello = Hello(
-        version=VERSION,
-        job=job,
-        epoch=epoch,
-        step=step,
-        schema=tracked.seat(),
-        keeping=keeping,
-        header_bytes=len(captured.header),
-        record_bytes=len(record),
-        tensor_bytes=sum(layout.size_bytes for layout in captured.layouts),
-    )
+    captured = capture(tracked, newer=newer, sources=available)
+    memory.synchronize(captured.tensors)
+    purpose = Purpose(job, epoch, step)
+    hello = hello_of(captured, purpose, schema=tracked.seat(), keeping=keeping, record=record)
     _send(Pipe(sock, peer=peer, timeout_s=timeout_s), hello, captured, record, peer)
 
 
@@ -112,19 +109,10 @@ def send_generation(
 
     Raises as `send_state` does.
     """
-    hello = Hello(
-        version=VERSION,
-        job=job,
-        epoch=epoch,
-        step=generation.step,
-        schema=generation.seat,
-        keeping=keeping,
-        header_bytes=len(generation.header),
-        record_bytes=len(generation.record),
-        tensor_bytes=sum(layout.size_bytes for layout in generation.layouts),
-    )
-    pipe = Pipe(sock, peer=peer, timeout_s=timeout_s)
-    _send(pipe, hello, generation.captured, generation.record, peer)
+    captured, record = generation.captured, generation.record
+    purpose = Purpose(job, epoch, generation.step)
+    hello = hello_of(captured, purpose, schema=generation.seat, keeping=keeping, record=record)
+    _send(Pipe(sock, peer=peer, timeout_s=timeout_s), hello, captured, record, peer)
 
 
 def _send(pipe: Pipe, hello: Hello, captured: Captured, record: bytes, peer: str) -> None:
@@ -133,9 +121,9 @@ def _send(pipe: Pipe, hello: Hello, captured: Captured, record: bytes, peer: str
     pipe.bind(hello.context())
     send_blob(pipe, Kind.HEADER, captured.header)
     send_blob(pipe, Kind.RECORD, record)
-    chunks = send_tensors(pipe, captured)
-    closing = Closing(step=hello.step, chunks=chunks, tensor_bytes=hello.tensor_bytes)
-    pipe.send(Kind.CLOSING, [msgspec.msgpack.encode(closing)])
+    part = shares.split(captured.layouts, captured.alike, captured.sources)[0]
+    send_tensors(pipe, captured, part)
+    send_closing(pipe, hello.step, part)
     hear_answer(pipe, peer)
 
 
@@ -157,12 +145,14 @@ def receive_state(
     tracked: Tracked,
     step: int | None = None,
     peer: str = "its other end",
+    others: Mapping[str, Connect] | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[], None] | None = None,
 ) -> Received:
     """Receive state into what is tracked, and return its step and the private record.
 
-    `step` is the step it must be of, if that is known; `progress` is called after each chunk.
+    `step` is the step it must be of, if that is known; `progress` is called after each chunk of
+    the first source's. `others` are further sources, who may send a part, by name in their order.
     Raises `StateError` if the state is of something else or damaged, `LinkError` if the link breaks
     or the time is up.
     """
@@ -178,9 +168,19 @@ def receive_state(
     header = receive_blob(pipe, Kind.HEADER, hello.header_bytes, area)
     record = receive_blob(pipe, Kind.RECORD, hello.record_bytes, area)
     landing = Landing(tracked, header)
-    chunks = receive_tensors(pipe, landing, hello, area, progress)
-    check_closing(pipe, hello, chunks, area)
-    _synchronize(landing.tensors)
+    _check_size(landing.layouts, hello)
+    with Gathering(hello, landing, others or {}, timeout_s=timeout_s) as gathering:
+        stream = gathering.stream()
+
+        def put(start: int, stop: int, area: Area) -> None:
+            stream.write(start, stop, area)
+            if progress is not None:
+                progress()
+
+        receive_tensors(pipe, gathering.first, put, area)
+        check_closing(pipe, hello.step, gathering.first, area)
+        gathering.complete()
+    memory.synchronize(landing.tensors)
     landing.adopt()
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(Answer())])
     return Received(hello.step, bytes(record), hello.keeping)
@@ -211,9 +211,11 @@ def receive_generation(
     header = bytes(receive_blob(pipe, Kind.HEADER, hello.header_bytes, area))
     record = bytes(receive_blob(pipe, Kind.RECORD, hello.record_bytes, area))
     layouts = layouts_of(header)
+    _check_size(layouts, hello)
     generation = Generation(hello.step, seat=hello.schema, header=header, layouts=layouts)
-    chunks = receive_tensors(pipe, generation, hello, area, None)
-    check_closing(pipe, hello, chunks, area)
+    stream, part = Stream(generation.tensors, layouts, Opened()), shares.chunks(hello.tensor_bytes)
+    receive_tensors(pipe, part, stream.write, area)
+    check_closing(pipe, hello.step, part, area)
     generation.record = record
     keep(generation)
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(Answer())])
@@ -223,10 +225,11 @@ def _on_device(tracked: Tracked) -> bool:
     return any(parameter.device.type != "cpu" for parameter in tracked.parameters())
 
 
-def _synchronize(tensors: Iterable[torch.Tensor]) -> None:
-    """Wait until devices have done what was asked of them."""
-    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
-        torch.cuda.synchronize(device)
+def _check_size(layouts: Sequence[Layout], hello: Hello) -> None:
+    size = sum(layout.size_bytes for layout in layouts)
+    if size != hello.tensor_bytes:
+        msg = f"the state's header describes {size} bytes, not {hello.tensor_bytes}"
+        raise StateError(msg)
 
 
 def _refusal(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -38,6 +38,8 @@ _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
 }
 SEQUENCE_TAGS = frozenset({"list", "tuple"})
 _TAG_OF_SEQUENCE: dict[Any, str] = {kind: tag for tag, kind in _SEQUENCES.items()}
+Path = tuple[Any, ...]
+"""The keys and indices that lead to a value of a tree."""
 _ATOMS = (type(None), bool, float, bytes)
 
 
@@ -235,3 +237,15 @@ def _unpack_number(tag: Any, rest: list[Any]) -> Any:
         return array if tag == "array" else array[()]
     msg = f"unknown tag {tag!r:.40}"
     raise ValueError(msg)
+
+
+def references(value: Any, path: Path = ()) -> Iterator[tuple[Path, Ref]]:
+    """Yield where in a tree each reference to a tensor stands."""
+    if isinstance(value, Ref):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from references(inner, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from references(inner, (*path, index))

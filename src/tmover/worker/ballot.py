@@ -75,15 +75,19 @@ class Ballot:
         verdict, switch_to = runtime.standing.tally(cast_by_all)
         if verdict is Verdict.PASSED:
             runtime.copies.agree([vote.held for vote in cast_by_all])
-            if step == runtime.standing.rank.first:
+            if all(vote.holds for vote in cast_by_all):
                 runtime.share([vote.holds for vote in cast_by_all])
         return verdict, switch_to
 
     def _with_holdings(self, vote: Vote) -> Vote:
-        """Return the vote; the first one tells what replicas of this rank hold too."""
-        is_first = vote.step == self._runtime.standing.rank.first
-        holds = self._tracked.holdings() if is_first else b""
-        return vote._replace(holds=holds, held=self._runtime.copies.held)
+        """Return the vote, with what shows who replicates whom: all at first, then a sample."""
+        runtime = self._runtime
+        holds = b""
+        if vote.step == runtime.standing.rank.first:
+            holds = self._tracked.holdings()
+        elif len(set(runtime.replicas)) < len(runtime.replicas):
+            holds = self._tracked.sample(runtime.replicas[runtime.identity.rank])
+        return vote._replace(holds=holds, held=runtime.copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
         """Return what became of the vote on `step`, now that the controller has said it."""

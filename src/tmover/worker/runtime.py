@@ -48,6 +48,10 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 30.0
 FORM_TIMEOUT_S = 300.0
 FINISHED_AGAIN_S = 10.0
+PARTED = (
+    "ranks that held the same parameters do not any more: copies are kept on other nodes from now "
+    "on, and a checkpoint holds each rank's own"
+)
 """How often a rank that waits for the others says again that it has finished."""
 
 
@@ -357,8 +361,13 @@ class Runtime:
         self.copies.serve(plan, rank=self.identity.rank, keepers=self.keepers)
 
     def share(self, holdings: Sequence[bytes]) -> None:
-        """Let replicas keep each other's records, as the first vote has shown them."""
-        self.replicas = tuple(map(holdings.index, holdings))
+        """Let replicas keep each other's records, as a vote has shown who is one of whom."""
+        same = tuple(map(holdings.index, holdings))
+        if same == self.replicas:
+            return
+        if self.replicas and self.identity.rank == 0:
+            logger.warning(PARTED)
+        self.replicas = same
         if self.identity.nnodes == 1:
             return
         found = replicas.keepers(holdings, self.identity.nproc)

@@ -44,9 +44,8 @@ class Switch:
         )
         self._standing.at_safe_point = True
         try:
-            if order.plan.rank_of(runtime.worker) is None:
-                self._handover.send_all(order.plan, order.sources, step)
-            else:
+            self._handover.send_all(order, step)
+            if order.plan.rank_of(runtime.worker) is not None:
                 self._cross(order.plan, step)
                 return None
         except (LinkError, Interrupted) as error:
@@ -193,15 +192,14 @@ class Switch:
         self._owner.rebind(rank)
         runtime.prepare_links(plan, relink=order.relink)
         runtime.trace.write("connected", epoch=plan.epoch)
-        source = order.sources.get(runtime.worker)
-        if source is not None:
-            self._handover.receive(plan, source, order.step)
+        if runtime.worker in order.sources:
+            self._handover.receive(order)
         elif order.back:
             self._handover.go_back(order.step)
         if order.back:
             self._handover.send_copies(plan, order.sources, order.step)
         else:
-            self._handover.send_all(plan, order.sources, order.step)
+            self._handover.send_all(order, order.step)
         self._cross(plan, order.step)
         if order.back:
             runtime.copies.reached = order.step
@@ -230,8 +228,7 @@ class Switch:
             return
         runtime.trace.write("prepared", epoch=plan.epoch)
         runtime.say_prepared(plan.epoch)
-        source = order.sources[runtime.worker]
-        if self._handover.receive_if_not_aborted(plan, source):
+        if self._handover.receive_if_not_aborted(order):
             step = self._standing.rank.step
             assert step is not None
             self._cross(plan, step)

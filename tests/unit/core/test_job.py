@@ -35,6 +35,7 @@ from tmover.core.events import (
     NodeLost,
     Plan,
     PrepareFailed,
+    Sharing,
     Stuck,
     Submitted,
     Wait,
@@ -633,6 +634,46 @@ def test_a_requested_move_prepares_all_and_the_joiner_while_training_goes_on() -
         timer(Wait.PREPARE, 2),
     ]
     assert story.job.slots == ("a0", "a1", "a2")
+
+
+def test_stayers_that_hold_the_same_as_the_leaver_help_it() -> None:
+    story = Story().training()
+    story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=(1, 2, 0)))
+
+    actions = story.tell(requested("n1"))
+
+    orders = [action for action in actions if isinstance(action, Prepare)]
+    assert {order.agent for order in orders} == {"a0", "a1", "a2", "s0"}
+    assert all(order.sources == {"s0/0": "a1/0"} for order in orders)
+    assert all(order.helpers == {"s0/0": ("a2/0", "a0/0")} for order in orders)
+    assert orders[-1] in resume(story.job, orders[-1].agent)
+
+
+def test_replicas_that_stand_where_all_go_on_help_the_keeper() -> None:
+    story = Story().training()
+    story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=(1, 2, 0)))
+    story.tell(exited("a1"))
+
+    actions = story.tell(reported("a0/0", 5), reported("a2/0", 5))
+
+    orders = [action for action in actions if isinstance(action, Assign)]
+    assert {order.agent for order in orders} == {"a0", "s0", "a2"}
+    assert all(order.sources == {"s0/0": "a2/0"} for order in orders)
+    assert all(order.helpers == {"s0/0": ("a0/0",)} for order in orders)
+    assert orders[0] in resume(story.job, orders[0].agent)
+
+
+def test_nobody_helps_where_replicas_are_not_known_or_have_parted() -> None:
+    for said in ([], [(1, 2, 0), ()]):
+        story = Story().training()
+        for keepers in said:
+            story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=keepers))
+
+        actions = story.tell(requested("n1"))
+
+        orders = [action for action in actions if isinstance(action, Prepare)]
+        assert len(orders) == 4
+        assert not any(order.helpers for order in orders)
 
 
 def test_a_move_of_a_node_that_is_not_of_the_job_is_no_move() -> None:

@@ -627,7 +627,7 @@ def test_a_parameter_the_header_does_not_share_must_not_be_shared_here() -> None
 
 def test_a_header_with_a_tensor_for_nothing_is_refused() -> None:
     header = capture(tracked(a=Net())).header
-    layouts, parts, _ = msgspec.msgpack.decode(header)
+    layouts, parts, *_ = msgspec.msgpack.decode(header)
 
     with pytest.raises(StateError, match="tensors that nothing refers to"):
         Landing(tracked(a=Net()), msgspec.msgpack.encode([[*layouts, layouts[0]], parts]))

@@ -281,7 +281,7 @@ def closing_with(**changed: Any) -> Callable[[list[Part]], None]:
         (closing_with(tensor_bytes=4), "is incomplete"),
         (hello_with(tensor_bytes=8), "describes 1232 bytes, not 8"),
         (hello_with(record_bytes=39), "out of order: RECORD at 0 with 40 bytes, expected RECORD"),
-        (hello_with(version=2), "sends state in version 2, this is version 1"),
+        (hello_with(version=3), "sends state in version 3, this is version 2"),
         (
             lambda parts: parts.__setitem__(3, parts[3]._replace(offset=4)),
             "out of order: TENSORS at 4",
