@@ -20,6 +20,8 @@ STUMBLES = 3
 """Attempts in a row at a world that fail although nobody was lost: then the job fails."""
 BREAKS = 3
 """Times in a row that a whole world breaks at one step with nobody lost: then the job fails."""
+JOINERS = 5
+"""Standbys in a row that are lost while they take a slot over: then the job fails."""
 ERRORS = 2
 """Errors of the script itself on one slot at one step: then the job fails."""
 LOSSES = 3
@@ -189,11 +191,13 @@ def crashed(draft: Draft, slots: Iterable[int], step: int) -> bool:
             end is None or end.is_death if step == NO_STEP else 0 < job.in_force == job.held
         )
         is_loss = bool(job.slots[slot]) and is_counted
-        if not is_error and not is_loss:
+        is_joiner = bool(job.slots[slot]) and step != NO_STEP and 0 < job.held < job.in_force
+        if not is_error and not is_loss and not is_joiner:
             continue
         had = job.crashes.get(slot)
-        _, errors, losses = had if had is not None and had.step == step else Crashes(step)
-        draft.set(crashes={**job.crashes, slot: Crashes(step, errors + is_error, losses + is_loss)})
+        _, errors, losses, joiners = had if had is not None and had.step == step else Crashes(step)
+        now = Crashes(step, errors + is_error, losses + is_loss, joiners + is_joiner)
+        draft.set(crashes={**job.crashes, slot: now})
         verdict = _verdict(draft.job, slot, step)
         if verdict:
             code = 1 if end is None else end.job_code
@@ -209,6 +213,8 @@ def _verdict(job: Job, slot: int, step: int) -> str:
         return f"the script on slot {slot} failed twice after step {step}"
     if step != NO_STEP and mine.losses == LOSSES:
         return f"slot {slot} was lost {LOSSES} times after step {step}"
+    if mine.joiners == JOINERS:
+        return f"{JOINERS} standbys in a row were lost while they took slot {slot} over"
     if step == NO_STEP and sum(c.errors for c in job.crashes.values() if c.step == step) >= ERRORS:
         when = "with no rank left to go on from" if job.schemas else "before its first step"
         return f"the script failed twice {when}, the last time on slot {slot}"

@@ -46,6 +46,8 @@ class Crashes(NamedTuple):
     """By its script's own error."""
     losses: int = 0
     """For any reason, while it trained in a whole world."""
+    joiners: int = 0
+    """Standbys that were lost while they took it over."""
 
 
 class Breaks(NamedTuple):

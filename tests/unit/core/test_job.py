@@ -1742,6 +1742,39 @@ def test_a_second_failure_during_a_recovery_keeps_the_decided_step() -> None:
     assert actions[:3] == assigns(plan, 5, {"s1/0": "a2/0"}, "a0", "s1", "a2")
 
 
+def test_a_slot_that_no_joiner_can_take_ends_the_job() -> None:
+    story = Story(standbys=6).recovering()
+    for epoch in range(2, 6):
+        story.tell(exited(f"s{epoch - 2}"))
+        story.tell(*[reported(w, 5, of=epoch, epoch=1) for w in ("a0/0", "a2/0")])
+        assert isinstance(story.job.phase, Recovering)
+    story.tell(exited("s4"))
+
+    story.tell(*[reported(w, 5, of=6, epoch=1) for w in ("a0/0", "a2/0")])
+
+    phase = story.job.phase
+    assert isinstance(phase, Ended)
+    assert phase.code == 1
+    assert phase.reason.startswith("5 standbys in a row were lost while they took slot 1 over")
+
+
+def test_joiners_that_are_lost_do_not_count_once_one_has_passed() -> None:
+    story = Story(standbys=6).recovering()
+    for epoch in range(2, 6):
+        story.tell(exited(f"s{epoch - 2}"))
+        story.tell(*[reported(w, 5, of=epoch, epoch=1) for w in ("a0/0", "a2/0")])
+    members = ["a0/0", "s4/0", "a2/0"]
+    story.tell(verified("s4/0", 6, 5), *[passed(worker, 6, 5) for worker in members])
+    assert isinstance(story.job.phase, Training)
+
+    story.tell(exited("s4"))
+    story.tell(*[reported(w, 6, of=6) for w in ("a0/0", "a2/0")])
+    story.tell(exited("s5"))
+    story.tell(*[reported(w, 6, of=7, epoch=6) for w in ("a0/0", "a2/0")])
+
+    assert not isinstance(story.job.phase, Ended)
+
+
 def test_a_decided_step_stands_even_if_those_who_had_applied_it_are_lost() -> None:
     story = Story(nnodes=4, standbys=2).revoked("a1")
     story.tell(*[reported(w, 4, doubt=5) for w in ("a0/0", "a2/0")], reported("a3/0", 5))
