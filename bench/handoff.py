@@ -5,8 +5,8 @@
 Two processes on this machine, one thread each, taking turns within each round: a plain copy
 (`sendall`, `recv_into` the target), the same with every chunk hashed on both sides, and the
 hand-off of a model with AdamW's state: hashed, verified in a bounded buffer, then copied into live
-tensors. Then a job of two nodes whose ranks have no replicas, with and without copies
-(`copying.py`).
+tensors. Then replicas that send together (`sources.py`), and a job of two nodes whose ranks have no
+replicas, with and without copies (`copying.py`).
 """
 
 from __future__ import annotations
@@ -24,40 +24,16 @@ from typing import NamedTuple
 
 import torch
 import xxhash
-from torch import nn
 
 import copying
-from tmover.state.capture import Tracked
-from tmover.state.memory import view
+import sources
+from states import MIB, State
 from tmover.state.transfer import receive_state, send_state
 
-MIB = 1 << 20
 CHUNK = MIB
 OUT = pathlib.Path(__file__).parent / "out" / "handoff.json"
 _SOCKET_BYTES = 4 * MIB
 _CPU = struct.Struct("<d")
-
-
-class State:
-    """A model of many sizes of tensors, its optimizer, and one flat tensor of as many bytes."""
-
-    def __init__(self, mib: int, fill: float) -> None:
-        sizes = [4 * MIB, MIB, 256 << 10, 4096, 1024, 64]
-        module = nn.Module()
-        left, index = mib * MIB // 4 // 3, 0
-        while left > 0:
-            size = min(left, sizes[index % len(sizes)])
-            module.register_parameter(f"p{index}", nn.Parameter(torch.full((size,), fill)))
-            left, index = left - size, index + 1
-        optimizer = torch.optim.AdamW(module.parameters())
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
-        self.tracked = Tracked()
-        self.tracked.track("model", module)
-        self.tracked.track("optimizer", optimizer)
-        self.flat = view(torch.full((mib * MIB // 4,), fill))
 
 
 def plain_send(sock: socket.socket, state: State) -> None:
@@ -201,6 +177,9 @@ def main() -> None:
         print(f"{name:16}{args.mib / 1024 / wall_s:6.2f} GiB/s   {ratio}")
     memory = statistics.median(each.memory for each in taken["hand-off"][1:])
     print(f"the sender's most memory meanwhile, by what it had: {memory:.4f}")
+    sooner = sources.measure(args.mib // 2, args.rounds)
+    for count, times in list(sooner.items())[1:]:
+        print(f"from {count} sources of the same speed: {times:.2f} times as soon as from one")
     cost = copying.measure(args.model)
     print(
         f"a step with copies after each, by one without ({cost.step_s * 1e3:.0f} ms): "
@@ -210,6 +189,7 @@ def main() -> None:
         "ratio_to_raw_socket": ratios["hand-off"]["copy with hash"],
         "ratio_to_plain_socket": ratios["hand-off"]["plain copy"],
         "stayer_rss_ratio": memory,
+        "sooner_from_sources": sooner,
         "peer_copy": cost._asdict(),
     }
     args.json.parent.mkdir(exist_ok=True)
