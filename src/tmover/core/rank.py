@@ -65,9 +65,9 @@ class Vote(NamedTuple):
     checkpoint: bool = False
     """Whether it was asked for a checkpoint."""
     holds: bytes = b""
-    """In the first vote, a digest of what its replicas hold too."""
+    """In the first vote, what it says of itself: a digest of what its replicas hold, and more."""
     held: int = NO_STEP
-    """Up to which step its keeper holds copies for it."""
+    """Up to which step all its keepers hold copies for it."""
 
 
 @dataclasses.dataclass(frozen=True)

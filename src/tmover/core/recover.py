@@ -219,7 +219,7 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
                 step=step,
                 sources=sources,
                 relink=relink,
-                back=draft.job.copies,
+                back=draft.job.copies > 0,
             )
         )
     draft.arm(Wait.SWITCH, epoch)

@@ -61,7 +61,7 @@ class Ballot:
             runtime.fabric.quiesce()  # what ends after the vote might end with a peer's death
             runtime.kept.put(step, runtime.hand_record_on(record))
             if runtime.copies.is_due(step):
-                runtime.copies.await_keeper(runtime.fabric.timeouts.collective_s)
+                runtime.copies.await_keepers(runtime.fabric.timeouts.collective_s)
             if self._asked.take():
                 runtime.standing.ask()
             cast, interrupted = runtime.standing.cast(step, good=True)
@@ -76,14 +76,14 @@ class Ballot:
         if verdict is Verdict.PASSED:
             runtime.copies.agree([vote.held for vote in cast_by_all])
             if step == runtime.standing.rank.first:
-                runtime.share([vote.holds for vote in cast_by_all])
+                runtime.share([votes.Holding.decode(vote.holds) for vote in cast_by_all])
         return verdict, switch_to
 
     def _with_holdings(self, vote: Vote) -> Vote:
         """Return the vote; the first one tells what replicas of this rank hold too."""
-        is_first = vote.step == self._runtime.standing.rank.first
-        holds = self._tracked.holdings() if is_first else b""
-        return vote._replace(holds=holds, held=self._runtime.copies.held)
+        is_first, copies = vote.step == self._runtime.standing.rank.first, self._runtime.copies
+        holds = votes.Holding(copies.nodes, self._tracked.holdings()).encode() if is_first else b""
+        return vote._replace(holds=holds, held=copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
         """Return what became of the vote on `step`, now that the controller has said it."""
