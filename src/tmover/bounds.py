@@ -35,6 +35,8 @@ def check(config: Config, *, source: str) -> None:
         (links.interval_s <= 32767, "links.interval_s <= 32767"),
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
         (config.comm.fabric in _FABRICS, f"comm.fabric is one of {', '.join(_FABRICS)}"),
+        (config.worker.copy_every >= 1, "worker.copy_every >= 1"),
+        (config.worker.copies >= 1, "worker.copies >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
         (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),

@@ -118,7 +118,9 @@ class WorkerConfig(_Table, frozen=True):
     fence_after_s: float = 600.0
     """A rank with a broken link and no controller waits so long, frozen, and then ends itself."""
     copy_every: int = 1
-    """Where ranks have no replicas: copy what each holds to another node after so many steps."""
+    """Where ranks have no replicas: copy what each holds to other nodes after so many steps."""
+    copies: int = 1
+    """To how many other nodes; so many may be lost at once. A rank keeps those of as many ranks."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
 

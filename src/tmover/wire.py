@@ -270,6 +270,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How long it has made no step, and who is to blame, if that is longer than usual."""
     redundancy: str = ""
     """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
+    copies: int = 0
+    """On how many other nodes copies of each rank are kept, 0 if none are needed."""
     placing: str = ""
     """How a joiner's loader goes to its position: by batch "number", its own "state", a "replay"
     of all before; "" before that is known."""

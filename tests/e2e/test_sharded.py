@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -111,6 +112,91 @@ def test_two_lost_nodes_that_do_not_keep_for_each_other_are_replaced(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
     assert len({line["worker"] for line in outcome.events("handoff_end")}) == 2
+
+
+TWO_COPIES = {"TMOVER_WORKER_COPIES": "2"}
+
+
+def both(*slots: int, when: str) -> str:
+    """Return the loss of the nodes that begin in these slots; a restart loses no more."""
+    return ";".join(f"killnode:node=node{slot + 1}-,{when}" for slot in slots)
+
+
+@pytest.mark.parametrize(
+    ("slots", "when", "back_to"),
+    [
+        ((1, 2), "step=6,point=before_vote", 4),
+        pytest.param((3, 0), "step=6,point=in_vote", 4, marks=pytest.mark.full),
+        pytest.param((0, 1), "step=6,point=after_update", 5, marks=pytest.mark.full),
+        pytest.param((1, 2), "point=at_finish", 11, marks=pytest.mark.full),
+    ],
+)
+def test_a_node_is_lost_with_its_first_keeper_where_two_keep_its_copies(
+    cluster: LocalCluster, undisturbed: Twin, slots: tuple[int, int], when: str, back_to: int
+) -> None:
+    """Of steps that were begun as many are done again as between two copies, and one."""
+    kind = kind_of("fsdp")
+    inject = both(*slots, when=when)
+    training = Training(cluster, kind, standby=2, inject=inject, settings=TWO_COPIES)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1, lost=2)
+    assert min(line["step"] for line in outcome.events("returned")) >= back_to
+    assert len({line["worker"] for line in outcome.events("handoff_end")}) == 2
+    assert (outcome.status.redundancy, outcome.status.copies) == ("copies", 2)
+    assert not any("start afresh" in note for note in outcome.status.notes)
+
+
+def test_a_node_is_lost_with_its_only_keeper_and_all_start_afresh(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    kind = kind_of("fsdp")
+    inject = both(1, 2, when="step=6,point=before_vote")
+    training = Training(cluster, kind, standby=2, inject=inject)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=kind.steps, lost=2)
+    assert any("start afresh" in note for note in outcome.status.notes)
+
+
+def test_a_job_with_too_few_nodes_for_its_copies_ends_at_once(cluster: LocalCluster) -> None:
+    kind = kind_of("fsdp")
+    training = Training(cluster, kind, settings={"TMOVER_WORKER_COPIES": "4"})
+
+    outcome = training.finish()
+
+    assert outcome.status.code == 1
+    assert "copies = 4: a job on 4 nodes has 3 other" in outcome.status.outcome
+    assert not outcome.committed
+
+
+@pytest.mark.full
+def test_two_nodes_of_two_ranks_are_lost_of_three(cluster: LocalCluster, undisturbed: Twin) -> None:
+    kind = dataclasses.replace(kind_of("fsdp"), nodes=3, nproc=2)
+    inject = both(1, 2, when="step=6,point=before_vote")
+    training = Training(cluster, kind, standby=2, inject=inject, settings=TWO_COPIES)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1, lost=2)
+    assert min(line["step"] for line in outcome.events("returned")) >= 4
+
+
+@pytest.mark.full
+def test_two_losses_some_steps_after_a_planned_move_find_copies_of_all(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    """The joiner's wards have sent it theirs, and its keepers have its own, by then."""
+    kind = kind_of("fsdp")
+    inject = both(2, 3, when=f"step={HELD + 4},point=before_vote")
+    training = Training(cluster, kind, standby=3, hold_at=HELD, inject=inject, settings=TWO_COPIES)
+
+    outcome = moved(training, 1)
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1, lost=2)
+    assert outcome.events("returned")
 
 
 def test_a_joiner_that_dies_while_it_receives_a_copy_is_replaced(

@@ -94,6 +94,8 @@ def test_the_variables_of_a_worker_are_no_keys() -> None:
         ("[links]\nunacked_s = 1e7", r"links.unacked_s = 10000000.0: .* at most 1728000 \(20 days"),
         ("[controller]\nrequest_s = 1e7", "controller.request_s"),
         ("[worker]\nrehearse_steps = 1", "worker.rehearse_steps >= 2"),
+        ("[worker]\ncopy_every = 0", "worker.copy_every >= 1"),
+        ("[worker]\ncopies = 0", "worker.copies >= 1 does not hold: worker.copies is 0"),
         ("[local]\nnodes = 0", "0 < local.nodes <= 250"),
         ("[local]\nnodes = 251", "0 < local.nodes <= 250"),
         ("[agent", "tmover.toml"),

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 _ENDED = 3
 """So many of the jobs that have ended are shown unless all are asked for."""
-_SOURCES = {
-    "replicas": "each rank has a replica on another node",
-    "copies": "copies on other nodes, to which all return",
-}
 _PLACING = {
     "state": "placed by the state it has of its own",
     "replay": "fast-forwarded: all before its position is fetched again, and dropped",
@@ -73,7 +69,7 @@ def render(status: JobStatus) -> str:
         move = status.move
         lines += ["", f"move: {move.phase}{_move(move)}"]
     if status.redundancy and status.code is None:
-        lines += ["", f"a lost rank's state: {_SOURCES[status.redundancy]}"]
+        lines += ["", f"a lost rank's state: {_source(status)}"]
     if status.placing in _PLACING and status.code is None:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
     lines += _troubles(status)
@@ -82,6 +78,14 @@ def render(status: JobStatus) -> str:
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
     return "\n".join(map(plain, lines))
+
+
+def _source(status: JobStatus) -> str:
+    """Return where the state of a rank comes from whose node is lost."""
+    if status.redundancy == "replicas":
+        return "each rank has a replica on another node"
+    where = "another node" if status.copies == 1 else f"{status.copies} other nodes"
+    return f"copies on {where}, to which all return"
 
 
 def _troubles(status: JobStatus) -> Iterator[str]:

@@ -86,6 +86,7 @@ def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.Job
         outcome=shown.outcome,
         code=shown.code,
         redundancy=shown.redundancy,
+        copies=shown.copies,
         placing=shown.placing,
         waits=() if shown.code is not None else _waits(ledger.job, presence),
     )

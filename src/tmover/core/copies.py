@@ -1,8 +1,9 @@
 """Where ranks hold what no other does: which copies there are, and to which of them all return.
 
-A *generation* is what a rank holds after one step, kept in host memory by itself and by its keeper.
-What a lost rank had after that cannot be had any more, so all ranks return to the newest generation
-that there still is of every rank, and do the steps since then again.
+A *generation* is what a rank holds after one step, kept in host memory by itself and by its
+keepers: the same rank of the next nodes, so many of them as may be lost at once. What a lost rank
+had after that cannot be had any more, so all ranks return to the newest generation that there still
+is of every rank, and do the steps since then again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tmover.core.events import Reported
+from tmover.errors import ConfigError
+
+
+def keepers(rank: int, *, nodes: int, nproc: int, world_size: int) -> tuple[int, ...]:
+    """Return who keeps a rank's copies: the rank in the same place of each of the next `nodes`.
+
+    >>> keepers(4, nodes=2, nproc=2, world_size=8), keepers(4, nodes=1, nproc=2, world_size=8)
+    ((6, 0), (6,))
+    """
+    return tuple((rank + ahead * nproc) % world_size for ahead in range(1, nodes + 1))
+
+
+def wards(rank: int, *, nodes: int, nproc: int, world_size: int) -> tuple[int, ...]:
+    """Return whose copies a rank keeps: those of whom it is a keeper.
+
+    >>> wards(4, nodes=2, nproc=2, world_size=8)
+    (2, 0)
+    """
+    return tuple((rank - back * nproc) % world_size for back in range(1, nodes + 1))
+
+
+def require_room(nodes: int, *, nnodes: int) -> None:
+    """Raise `ConfigError` if a job has not as many other nodes as are to keep a rank's copies.
+
+    A job on one node keeps none, whatever is set.
+    """
+    if 1 < nnodes <= nodes:
+        msg = (
+            f"[worker] copies = {nodes}: a job on {nnodes} nodes has {nnodes - 1} other to keep a "
+            f"rank's copies: set TMOVER_WORKER_COPIES to {nnodes - 1} at most, or take "
+            f"{nodes + 1} nodes"
+        )
+        raise ConfigError(msg)
 
 
 def newest(held: Sequence[Iterable[int]]) -> int | None:

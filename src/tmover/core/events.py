@@ -134,6 +134,8 @@ class Sharing(Event, frozen=True, kw_only=True):
     launch: int
     keepers: tuple[int, ...]
     """By rank; empty if a rank has no replica on another node."""
+    copies: int = 1
+    """On how many other nodes copies of each rank are kept then."""
 
 
 class Warm(Event, frozen=True, kw_only=True):

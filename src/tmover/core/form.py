@@ -144,7 +144,7 @@ def restart(draft: Draft, why: str) -> None:
         reports={},
         schemas={},
         keepers=(),
-        copies=False,
+        copies=0,
         placing=Placing.UNKNOWN,
         finished=frozenset(),
         verified=frozenset(),

@@ -139,8 +139,8 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
             draft.put(agent, schemas={**agent.schemas, event.worker: event.schema})
             placing = max(job.placing, event.placing, key=list(Placing).index)
             draft.set(placing=placing, begun=event.step)
-        case Sharing(keepers=keepers) if not agent.sandbox:
-            draft.set(keepers=keepers, copies=not keepers)
+        case Sharing(keepers=keepers, copies=copies) if not agent.sandbox:
+            draft.set(keepers=keepers, copies=0 if keepers else copies)
         case Warm(worker=worker, schema=schema) if agent.sandbox:
             draft.put(agent, schemas={**agent.schemas, worker: schema})
         case Exited(code=code, reason=reason):
@@ -384,7 +384,7 @@ def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
                     sources=dict(sources),
                     helpers=dict(helpers),
                     relink=relink,
-                    back=job.copies,
+                    back=job.copies > 0,
                 )
             ]
     return orders

@@ -65,9 +65,9 @@ class Vote(NamedTuple):
     checkpoint: bool = False
     """Whether it was asked for a checkpoint."""
     holds: bytes = b""
-    """A digest of what its replicas hold too: of all of it in the first vote, then of a sample."""
+    """What shows who replicates whom: all it holds in the first vote, then a sample of it."""
     held: int = NO_STEP
-    """Up to which step its keeper holds copies for it."""
+    """Up to which step all its keepers hold copies for it."""
 
 
 @dataclasses.dataclass(frozen=True)

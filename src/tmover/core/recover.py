@@ -221,7 +221,7 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
                 sources=sources,
                 helpers=helpers,
                 relink=relink,
-                back=draft.job.copies,
+                back=draft.job.copies > 0,
             )
         )
     draft.arm(Wait.SWITCH, epoch)

@@ -155,8 +155,8 @@ class Job:
     """What each rank tracks, once the first world is formed."""
     keepers: tuple[int, ...] = ()
     """Who keeps whose records, by rank, once a vote has shown which ranks are replicas."""
-    copies: bool = False
-    """Whether a rank has no replica, so that all keep copies of what they hold."""
+    copies: int = 0
+    """On how many other nodes all keep copies of what they hold, since a rank has no replica."""
     placing: Placing = Placing.UNKNOWN
     """How a joiner's loader goes to its position: on the rank where that is the slowest."""
     finished: frozenset[int] = frozenset()

@@ -62,6 +62,8 @@ class View:
     code: int | None
     redundancy: str
     """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
+    copies: int
+    """On how many other nodes copies of each rank are kept, 0 if none are needed."""
     placing: str
     """How a joiner's loader goes to its position: a `Placing`."""
 
@@ -81,6 +83,7 @@ def view(job: Job) -> View:
         outcome="" if ended is None else ended.reason,
         code=None if ended is None else ended.code,
         redundancy="copies" if job.copies else "replicas" if job.keepers else "",
+        copies=job.copies,
         placing=job.placing.value,
     )
 

@@ -37,8 +37,8 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
 
     keepers: tuple[int, ...] = ()
     """Who keeps whose records, by rank."""
-    copies: bool = False
-    """Whether they keep copies of everything."""
+    copies: int = 0
+    """On how many other nodes copies of everything are kept."""
     replicas: tuple[int, ...] = ()
     """By rank, the first rank that holds the same."""
 

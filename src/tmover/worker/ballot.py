@@ -61,7 +61,7 @@ class Ballot:
             runtime.fabric.quiesce()  # what ends after the vote might end with a peer's death
             runtime.kept.put(step, runtime.hand_record_on(record))
             if runtime.copies.is_due(step):
-                runtime.copies.await_keeper(runtime.fabric.timeouts.collective_s)
+                runtime.copies.await_keepers(runtime.fabric.timeouts.collective_s)
             if self._asked.take():
                 runtime.standing.ask()
             cast, interrupted = runtime.standing.cast(step, good=True)
@@ -76,17 +76,17 @@ class Ballot:
         if verdict is Verdict.PASSED:
             runtime.copies.agree([vote.held for vote in cast_by_all])
             if all(vote.holds for vote in cast_by_all):
-                runtime.share([vote.holds for vote in cast_by_all])
+                runtime.share([votes.Holding.decode(vote.holds) for vote in cast_by_all])
         return verdict, switch_to
 
     def _with_holdings(self, vote: Vote) -> Vote:
         """Return the vote, with what shows who replicates whom: all at first, then a sample."""
-        runtime = self._runtime
-        holds = b""
+        runtime, digest = self._runtime, b""
         if vote.step == runtime.standing.rank.first:
-            holds = self._tracked.holdings()
+            digest = self._tracked.holdings()
         elif len(set(runtime.replicas)) < len(runtime.replicas):
-            holds = self._tracked.sample(runtime.replicas[runtime.identity.rank])
+            digest = self._tracked.sample(runtime.replicas[runtime.identity.rank])
+        holds = votes.Holding(runtime.copies.nodes, digest).encode() if digest else b""
         return vote._replace(holds=holds, held=runtime.copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:

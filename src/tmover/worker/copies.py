@@ -1,9 +1,10 @@
 """The copies of a job whose ranks cannot replace each other: made, sent, kept and agreed on.
 
-After a step each rank copies what it holds (see `state.generations`) and sends that to its keeper,
-beside the training, over a connection that ends with the epoch. In every vote it says up to which
-step its keeper holds it. What all say is *durable*: whoever is lost, all can return there; copies
-from before that are dropped then, and not before.
+After a step each rank copies what it holds (see `state.generations`) and sends that to its keepers,
+beside the training, to each over a connection of its own that ends with the epoch. In every vote it
+says up to which step all its keepers hold it. What all say is *durable*: as many nodes as a rank
+has keepers may be lost, and all can return there; copies from before that are dropped then, and not
+before.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tmover.comm.fabric import Fabric
 from tmover.comm.world import COPIES
-from tmover.core.events import NO_STEP, Plan
+from tmover.core import copies as placement
+from tmover.core.events import NO_STEP, Member, Plan
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.state.capture import Tracked
 from tmover.state.generations import Copying, Generation
@@ -34,7 +36,7 @@ _CLOSED = 1 << 62
 class Copies:
     """Own copies and those that are kept for others. Does nothing as long as it is not `active`."""
 
-    def __init__(self, fabric: Fabric, *, job: str, every: int) -> None:
+    def __init__(self, fabric: Fabric, *, job: str, every: int, nodes: int) -> None:
         """Copy after every step whose number, counted from 1, is a multiple of `every`."""
         self._fabric = fabric
         self._job = job
@@ -45,13 +47,15 @@ class Copies:
         """By rank and step."""
         self._copying: Copying | None = None
         self._newest: Copying | None = None
-        self._acknowledged = NO_STEP
-        """Up to which step the present keeper holds this rank's copies."""
+        self._acknowledged: dict[str, int] = {}
+        """Up to which step each of the present keepers holds this rank's copies, by worker."""
         self._epoch = 0
+        self.nodes = nodes
+        """On how many other nodes each rank's copies are kept."""
         self.active = False
         """Whether this job needs copies: set when that is known."""
         self.durable = NO_STEP
-        """The last step that no single loss can undo, as all ranks have agreed."""
+        """The last step that no loss of so many nodes can undo, as all ranks have agreed."""
         self.reached = NO_STEP
         """The step that all have returned to last, or agreed to keep: nobody will do it again."""
 
@@ -77,8 +81,8 @@ class Copies:
         if copying is not None:
             self._complete(copying)
 
-    def await_keeper(self, timeout_s: float) -> None:
-        """Wait until the keeper holds the newest copy: so they never lag by more than one.
+    def await_keepers(self, timeout_s: float) -> None:
+        """Wait until all keepers hold the newest copy: so none ever lags by more than one.
 
         Raises `Interrupted` if the world breaks meanwhile, `LinkError` after the time.
         """
@@ -86,17 +90,19 @@ class Copies:
         newest = self._newest
         due = NO_STEP if newest is None else newest.generation.step
         with self._changed:
-            while self._acknowledged < due:
+            while self.held < due:
                 self._fabric.present()
                 if time.monotonic() > deadline:
-                    msg = f"the copy of step {due} was not acknowledged within {timeout_s:g} s"
+                    who = ", ".join(p for p, held in self._acknowledged.items() if held < due)
+                    msg = f"{who} did not acknowledge the copy of step {due} within {timeout_s:g} s"
                     raise LinkError(msg)
                 self._changed.wait(_GLANCE_S)
 
     @property
     def held(self) -> int:
-        """Up to which step the keeper holds this rank's copies."""
-        return self._acknowledged
+        """Up to which step every keeper holds this rank's copies."""
+        with self._changed:
+            return min(self._acknowledged.values(), default=NO_STEP)
 
     def agree(self, held: Sequence[int]) -> None:
         """Take note of what all have said in a vote that passed."""
@@ -154,29 +160,37 @@ class Copies:
             return
         if step not in self._own and (not self._newest or self._newest.generation.step != step):
             self.take(tracked, step=step, record=record)
-        self.await_keeper(timeout_s)
+        self.await_keepers(timeout_s)
         self._fabric.exchange(b"")
         self.agree([step])
         self.reached = step
 
     # --- beside it --------------------------------------------------------------------------------
 
-    def serve(self, plan: Plan, *, rank: int, keepers: Sequence[int]) -> None:
-        """Send to the keeper, and receive from the ward, as long as this world holds."""
+    def follow(self, nodes: int) -> None:
+        """Keep copies on so many other nodes, as the job does; on none if it needs none."""
+        if nodes not in (0, self.nodes):
+            message = "[worker] copies = %d here, but the job keeps %d, as is set on its rank 0"
+            logger.warning(message, self.nodes, nodes)
+        self.active = nodes > 0
+        self.nodes = nodes or self.nodes
+
+    def serve(self, plan: Plan, *, rank: int, nproc: int) -> None:
+        """Send to the keepers, and receive from the wards, as long as this world holds."""
+        size = len(plan.members)
+        among = {"nodes": self.nodes, "nproc": nproc, "world_size": size}
+        keepers = [plan.member(keeper) for keeper in placement.keepers(rank, **among)]
+        wards = [plan.member(ward) for ward in placement.wards(rank, **among)]
         with self._changed:
             if not self.active or plan.epoch <= self._epoch:
                 return
             self._epoch = plan.epoch
-            self._acknowledged = NO_STEP
+            self._acknowledged = {keeper.worker: NO_STEP for keeper in keepers}
             self._changed.notify_all()
-        keeper, ward = plan.member(keepers[rank]), plan.member(keepers.index(rank))
-        for name, run, args in (
-            ("send", self._send, (plan.epoch, keeper.worker, keeper.endpoint)),
-            ("keep", self._keep, (plan.epoch, ward.worker, ward.rank)),
-        ):
-            threading.Thread(
-                target=self._serve, args=(run, *args), name=f"tmover-copies-{name}", daemon=True
-            ).start()
+        for keeper in keepers:
+            self._start("send", self._send, plan.epoch, keeper)
+        for ward in wards:
+            self._start("keep", self._keep, plan.epoch, ward)
 
     def close(self) -> None:
         """End the threads; nothing is copied any more."""
@@ -192,15 +206,25 @@ class Copies:
                 self._changed.notify_all()
         return generation
 
-    def _serve(self, run: object, epoch: int, peer: str, *rest: object) -> None:
-        """Run one direction; a connection that breaks breaks the world, as a link does."""
+    def _start(
+        self, name: str, run: Callable[[int, Member], None], epoch: int, peer: Member
+    ) -> None:
+        threading.Thread(
+            target=self._serve,
+            args=(run, epoch, peer),
+            name=f"tmover-copies-{name}-{peer.rank}",
+            daemon=True,
+        ).start()
+
+    def _serve(self, run: Callable[[int, Member], None], epoch: int, peer: Member) -> None:
+        """Run one connection; if it breaks, that breaks the world, as a link does."""
         try:
-            run(epoch, peer, *rest)  # type: ignore[operator]
+            run(epoch, peer)
         except Interrupted:
             return
         except (LinkError, StateError) as error:
-            if not self._is_explained(epoch, peer):
-                self._fabric.observe(epoch, (peer,), str(error))
+            if not self._is_explained(epoch, peer.worker):
+                self._fabric.observe(epoch, (peer.worker,), str(error))
         except Exception as error:  # noqa: BLE001 - a thread's edge: the next vote raises it
             self._fabric.fault = error
 
@@ -217,35 +241,38 @@ class Copies:
                 self._changed.wait(_GLANCE_S)
         return False
 
-    def _send(self, epoch: int, peer: str, endpoint: str) -> None:
+    def _send(self, epoch: int, keeper: Member) -> None:
+        peer = keeper.worker
         sock = self._fabric.wiring.connect_state(
-            peer, endpoint, epoch=epoch, timeout_s=_CONNECT_S, lane=COPIES
+            peer, keeper.endpoint, epoch=epoch, timeout_s=_CONNECT_S, lane=COPIES
         )
         with sock:
-            while (generation := self._next(epoch)) is not None:
+            while (generation := self._next(epoch, peer)) is not None:
                 send_generation(sock, generation, job=self._job, epoch=epoch, peer=peer)
                 with self._changed:
                     if self._epoch == epoch:
-                        self._acknowledged = max(self._acknowledged, generation.step)
+                        held = self._acknowledged[peer]
+                        self._acknowledged[peer] = max(held, generation.step)
                         self._changed.notify_all()
 
-    def _next(self, epoch: int) -> Generation | None:
-        """Wait for a copy that the keeper does not hold; None once the epoch is over."""
+    def _next(self, epoch: int, peer: str) -> Generation | None:
+        """Wait for a copy that this keeper does not hold; None once the epoch is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._epoch != epoch or self._unsent() is not None)
+            self._changed.wait_for(lambda: self._epoch != epoch or self._unsent(peer) is not None)
             if self._epoch != epoch:
                 return None
-            unsent = self._unsent()
+            unsent = self._unsent(peer)
         return self._complete(unsent) if isinstance(unsent, Copying) else unsent
 
-    def _unsent(self) -> Copying | Generation | None:
-        newest = self._newest
-        if newest is not None and newest.generation.step > self._acknowledged:
+    def _unsent(self, peer: str) -> Copying | Generation | None:
+        newest, held = self._newest, self._acknowledged[peer]
+        if newest is not None and newest.generation.step > held:
             return newest
-        older = [step for step in self._own if step > self._acknowledged]
+        older = [step for step in self._own if step > held]
         return self._own[max(older)] if newest is None and older else None
 
-    def _keep(self, epoch: int, peer: str, rank: int) -> None:
+    def _keep(self, epoch: int, ward: Member) -> None:
+        peer = ward.worker
         sock = self._fabric.wiring.accept_state(
             peer, epoch=epoch, timeout_s=_CONNECT_S, lane=COPIES
         )
@@ -256,7 +283,7 @@ class Copies:
                     sock,
                     job=self._job,
                     epoch=epoch,
-                    keep=lambda generation: self._hold(rank, generation),
+                    keep=lambda generation: self._hold(ward.rank, generation),
                     peer=peer,
                 )
 

@@ -174,9 +174,8 @@ class Handover:
 
     def _keeping(self) -> Keeping:
         runtime = self._runtime
-        return Keeping(
-            keepers=runtime.keepers, copies=runtime.copies.active, replicas=runtime.replicas
-        )
+        copies = runtime.copies.nodes if runtime.copies.active else 0
+        return Keeping(keepers=runtime.keepers, copies=copies, replicas=runtime.replicas)
 
     def _record_of(self, rank: int, step: int) -> bytes:
         """Return the private records of `rank` as of `step`: this rank's own, or what it keeps."""
@@ -219,8 +218,8 @@ class Handover:
                 "are lost with the node that kept them: start the job again from a checkpoint"
             )
             raise StateError(msg)
-        runtime.keepers, runtime.copies.active = keeping.keepers, keeping.copies
-        runtime.replicas = keeping.replicas
+        runtime.keepers, runtime.replicas = keeping.keepers, keeping.replicas
+        runtime.copies.follow(keeping.copies)
         self._owner.adopt(record)
         standing.applied(step)
         runtime.send(

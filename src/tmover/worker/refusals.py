@@ -38,6 +38,10 @@ REPLAYED = (
     "the loader cannot go straight to a position: a joiner fetches all batches before it again, "
     "and drops them; give the dataset or the loader `state_dict` and `load_state_dict`"
 )
+PARTED = (
+    "ranks that held the same parameters do not any more: copies are kept on other nodes from now "
+    "on, and a checkpoint holds each rank's own"
+)
 LEFT_UNCOMMITTED = (
     "the loop was left by `break` in a step that was interrupted and would have been done again: "
     "what the script decided in it is void; leave the loop after the `with`, if step.committed"

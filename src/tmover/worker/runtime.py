@@ -18,8 +18,8 @@ from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
 from tmover.config import WorkerEnvironment
+from tmover.core import copies, replicas
 from tmover.core import rank as rules
-from tmover.core import replicas
 from tmover.core.events import (
     NO_STEP,
     Finished,
@@ -32,13 +32,14 @@ from tmover.core.events import (
 )
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
+from tmover.worker import refusals
 from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
 from tmover.worker.pace import Pace
 from tmover.worker.standing import Standing
 from tmover.worker.trace import Trace
-from tmover.worker.vote import Kept
+from tmover.worker.vote import Holding, Kept
 
 if TYPE_CHECKING:
     from tmover.worker.control import Control
@@ -48,10 +49,6 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 30.0
 FORM_TIMEOUT_S = 300.0
 FINISHED_AGAIN_S = 10.0
-PARTED = (
-    "ranks that held the same parameters do not any more: copies are kept on other nodes from now "
-    "on, and a checkpoint holds each rank's own"
-)
 """How often a rank that waits for the others says again that it has finished."""
 
 
@@ -68,6 +65,7 @@ class Runtime:
         environment: WorkerEnvironment,
     ) -> None:
         self.config = config.load().worker
+        copies.require_room(self.config.copies, nnodes=identity.nnodes)
         self.identity = identity
         self.launch = launch
         self.control = control
@@ -96,7 +94,9 @@ class Runtime:
         """What its checkpoints tell this job from others by."""
         self.resume = environment.resume
         """Whether it was submitted to go on from another job's checkpoint."""
-        self.copies = Copies(fabric, job=identity.job, every=self.config.copy_every)
+        self.copies = Copies(
+            fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
+        )
         self.pace = Pace(fabric)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
@@ -357,26 +357,31 @@ class Runtime:
         return self.keepers.index(self.identity.rank)
 
     def serve_copies(self, plan: Plan) -> None:
-        """Exchange copies with keeper and ward in this world, if this job needs them."""
-        self.copies.serve(plan, rank=self.identity.rank, keepers=self.keepers)
+        """Exchange copies with keepers and wards in this world, if this job needs them."""
+        self.copies.serve(plan, rank=self.identity.rank, nproc=self.identity.nproc)
 
-    def share(self, holdings: Sequence[bytes]) -> None:
-        """Let replicas keep each other's records, as a vote has shown who is one of whom."""
-        same = tuple(map(holdings.index, holdings))
+    def share(self, holdings: Sequence[Holding]) -> None:
+        """Let replicas keep each other's records, as a vote has shown who is one of whom.
+
+        Where there are none, copies are kept on as many nodes as is set on rank 0.
+        """
+        digests = [holding.digest for holding in holdings]
+        same = tuple(map(digests.index, digests))
         if same == self.replicas:
             return
         if self.replicas and self.identity.rank == 0:
-            logger.warning(PARTED)
+            logger.warning(refusals.PARTED)
         self.replicas = same
         if self.identity.nnodes == 1:
             return
-        found = replicas.keepers(holdings, self.identity.nproc)
+        found = replicas.keepers(digests, self.identity.nproc)
+        nodes = holdings[0].copies if found is None else 0
         self.keepers = found or self.keepers
-        self.copies.active = found is None
+        self.copies.follow(nodes)
         if self.standing.world is not None:
             self.serve_copies(self.standing.world)
         job, worker, launch = self.identity.job, self.worker, self.launch
-        self.send(Sharing(job=job, worker=worker, launch=launch, keepers=found or ()))
+        self.send(Sharing(job=job, worker=worker, launch=launch, keepers=found or (), copies=nodes))
 
     def _halfway(self, kind: Kind) -> None:
         """Do the faults that are due inside a vote or a barrier (only while any are to come)."""

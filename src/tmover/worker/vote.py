@@ -10,12 +10,38 @@ keeper holds the records of its ward as of that vote, and no acknowledgement is 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from tmover.core.rank import Vote
 from tmover.errors import ProtocolError
 
 _VOTE = struct.Struct("!q?I?q")
-_DIGEST_BYTES = 16
+_HOLDING = struct.Struct("!I16s")
+
+
+class Holding(NamedTuple):
+    """What a rank says in its first vote of what it holds, and in others if it has replicas."""
+
+    copies: int
+    """On how many other nodes it is set to keep copies."""
+    digest: bytes
+    """Of what its replicas hold too."""
+
+    def encode(self) -> bytes:
+        """Return it as bytes.
+
+        >>> Holding.decode(Holding(2, b"d" * 16).encode())
+        Holding(copies=2, digest=b'dddddddddddddddd')
+        """
+        return _HOLDING.pack(*self)
+
+    @classmethod
+    def decode(cls, holds: bytes) -> Holding:
+        """Return what a first vote says. Raises `ProtocolError` for anything else."""
+        if len(holds) != _HOLDING.size:
+            msg = f"a first vote that says what its rank holds in {len(holds)} bytes"
+            raise ProtocolError(msg)
+        return cls(*_HOLDING.unpack(holds))
 
 
 def encode(vote: Vote) -> bytes:
@@ -30,7 +56,7 @@ def encode(vote: Vote) -> bytes:
 
 def decode(payload: bytes) -> Vote:
     """Return a vote. Raises `ProtocolError` for anything that is none."""
-    if len(payload) not in (_VOTE.size, _VOTE.size + _DIGEST_BYTES):
+    if len(payload) not in (_VOTE.size, _VOTE.size + _HOLDING.size):
         msg = f"a vote of {len(payload)} bytes"
         raise ProtocolError(msg)
     step, good, armed, checkpoint, held = _VOTE.unpack_from(payload)

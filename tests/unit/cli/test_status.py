@@ -71,5 +71,15 @@ def test_a_loader_that_does_not_go_straight_to_its_position_is_said_to() -> None
     assert render(msgspec.structs.replace(STATUS, placing="number")) == SCREEN
 
 
+def test_where_a_lost_rank_s_state_comes_from_is_said() -> None:
+    def source(redundancy: str, copies: int) -> str:
+        shown = msgspec.structs.replace(STATUS, redundancy=redundancy, copies=copies)
+        return next(line for line in render(shown).splitlines() if "a lost rank's" in line)
+
+    assert source("replicas", 0).endswith("state: each rank has a replica on another node")
+    assert source("copies", 1).endswith("state: copies on another node, to which all return")
+    assert source("copies", 2).endswith("state: copies on 2 other nodes, to which all return")
+
+
 def test_a_status_is_a_plain_table() -> None:
     assert render(STATUS) == SCREEN

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from support.jobs import (
     Story,
     entered,
@@ -14,6 +18,7 @@ from support.jobs import (
     verified,
     warm,
 )
+from tmover.core import copies as placement
 from tmover.core.events import Finished, Reported, Sharing
 from tmover.core.orders import Action, Assign
 from tmover.core.phase import Forming, Recovering, Waiting
@@ -21,10 +26,10 @@ from tmover.core.phase import Forming, Recovering, Waiting
 Kept = dict[int, tuple[int, ...]]
 
 
-def without_replicas(story: Story) -> Story:
+def without_replicas(story: Story, *, copies: int = 1) -> Story:
     """Say what the first vote has shown: nobody has a replica."""
     story.training()
-    story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=()))
+    story.hear(Sharing(job="j", worker="a0/0", launch=1, keepers=(), copies=copies))
     return story
 
 
@@ -191,3 +196,67 @@ def test_a_leaver_that_is_not_released_yet_sends_the_only_copy_it_keeps() -> Non
     assert set(orders) == {"s1", "s0", "a2", "a1"}
     assert {order.step for order in orders.values()} == {2}
     assert orders["s0"].sources == {"s1/0": "a1/0", "s0/0": "a2/0"}
+
+
+SIZES = [(nnodes, nproc) for nnodes in (2, 3, 5) for nproc in (1, 2)]
+
+
+def held_of(rank: int, step: int, *, nodes: int, nproc: int, world_size: int) -> Reported:
+    """Return the word of a rank that holds what it is to hold of one generation."""
+    wards = placement.wards(rank, nodes=nodes, nproc=nproc, world_size=world_size)
+    kept: Kept = dict.fromkeys(wards, (step,))
+    return stands(f"a{rank // nproc}/{rank % nproc}", step, (step,), kept)
+
+
+@pytest.mark.parametrize(("nnodes", "nproc"), SIZES)
+def test_a_rank_is_kept_by_others_in_its_place_on_as_many_other_nodes(
+    nnodes: int, nproc: int
+) -> None:
+    size = nnodes * nproc
+    for rank, nodes in itertools.product(range(size), range(1, nnodes)):
+        keepers = placement.keepers(rank, nodes=nodes, nproc=nproc, world_size=size)
+        assert {keeper % nproc for keeper in keepers} == {rank % nproc}
+        assert len({keeper // nproc for keeper in keepers} - {rank // nproc}) == nodes
+        for keeper in keepers:
+            assert rank in placement.wards(keeper, nodes=nodes, nproc=nproc, world_size=size)
+
+
+@pytest.mark.parametrize(("nnodes", "nproc"), SIZES)
+def test_whichever_nodes_are_lost_a_copy_of_every_rank_is_left(nnodes: int, nproc: int) -> None:
+    """As many as there are keepers may be lost. One more, and those side by side take one along."""
+    size = nnodes * nproc
+    for nodes in range(1, nnodes):
+        said = [held_of(rank, 7, nodes=nodes, nproc=nproc, world_size=size) for rank in range(size)]
+        for lost in itertools.combinations(range(nnodes), nodes):
+            assert _newest_without(lost, said, nproc) == 7
+        assert _newest_without(tuple(range(nodes + 1)), said, nproc) is None
+
+
+def _newest_without(lost: tuple[int, ...], said: list[Reported], nproc: int) -> int | None:
+    left = {rank: word for rank, word in enumerate(said) if rank // nproc not in lost}
+    held = [placement.held_of(rank, left.get(rank), left.values()) for rank in range(len(said))]
+    return placement.newest(held)
+
+
+def test_two_nodes_side_by_side_are_replaced_where_two_others_keep_each_rank() -> None:
+    story = without_replicas(Story(nnodes=4, standbys=2), copies=2)
+    story.tell(exited("a1"), exited("a2"))
+
+    actions = story.tell(
+        stands("a0/0", 7, (6, 7), {3: (6, 7), 2: (6,)}),
+        stands("a3/0", 7, (6, 7), {2: (6, 7), 1: (6,)}),
+    )
+
+    orders = assigned(actions)
+    assert {order.step for order in orders.values()} == {6}
+    assert orders["a0"].sources == {"s0/0": "a3/0", "s1/0": "a0/0"}
+
+
+def test_three_nodes_side_by_side_take_a_rank_along_that_two_others_kept() -> None:
+    story = without_replicas(Story(nnodes=4, standbys=3), copies=2)
+    story.tell(exited("a1"), exited("a2"), exited("a3"))
+
+    story.tell(stands("a0/0", 7, (6, 7), {3: (6, 7), 2: (6, 7)}))
+
+    assert isinstance(story.job.phase, Forming)
+    assert not story.job.copies

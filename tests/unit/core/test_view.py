@@ -3,7 +3,7 @@
 import dataclasses
 
 from support.jobs import SCHEMA, Story, exited, expired, joined, reported, requested, verified
-from tmover.core.events import CancelRequested, Looping, Placing
+from tmover.core.events import CancelRequested, Looping, Placing, Sharing
 from tmover.core.view import MoveView, SlotView, StandbyView, view
 
 
@@ -107,3 +107,12 @@ def test_the_loader_that_is_placed_most_slowly_is_shown() -> None:
 
 def test_how_loaders_are_placed_is_not_known_before_the_loop() -> None:
     assert view(Story().starting().job).placing == ""
+
+
+def test_on_how_many_nodes_copies_are_kept_is_shown() -> None:
+    story = Story().training()
+    assert (view(story.job).redundancy, view(story.job).copies) == ("", 0)
+
+    story.tell(Sharing(job="j", worker="a0/0", launch=1, keepers=(), copies=2))
+
+    assert (view(story.job).redundancy, view(story.job).copies) == ("copies", 2)

@@ -10,12 +10,14 @@ import pytest
 from tmover.comm.fabric import Fabric
 from tmover.comm.timeouts import Timeouts
 from tmover.config import WorkerEnvironment
-from tmover.core.events import Broken, Member, Plan, Prepared, Reported
+from tmover.core.events import Broken, Member, Plan, Prepared, Reported, Sharing
 from tmover.core.orders import Prepare, Start, Stop
+from tmover.errors import ConfigError
 from tmover.worker import runtime as runtime_module
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
 from tmover.worker.runtime import Runtime
+from tmover.worker.vote import Holding
 
 NOBODY = "127.0.0.1:1"
 """Where nobody listens."""
@@ -41,9 +43,9 @@ def line() -> Line:
     return Line()
 
 
-def runtime_of(line: Line, fabric: Fabric, *, sandbox: bool) -> Runtime:
+def runtime_of(line: Line, fabric: Fabric, *, sandbox: bool = False, nnodes: int = 2) -> Runtime:
     identity = Identity(
-        job="1", agent="a", local_rank=0, slot=0, nnodes=2, nproc=1, sandbox=sandbox
+        job="1", agent="a", local_rank=0, slot=0, nnodes=nnodes, nproc=1, sandbox=sandbox
     )
     environment = WorkerEnvironment.read({})
     return Runtime(
@@ -102,3 +104,51 @@ def test_a_rank_that_cannot_connect_accuses_reports_and_waits_to_be_ended(
     assert ended.value.code == 7
     assert [(said.epoch, said.peers) for said in line.heard(Broken)] == [(1, ("b/0",))]
     assert [(said.of, said.epoch) for said in line.heard(Reported)] == [(1, 0)]
+
+
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_a_job_with_too_few_nodes_for_its_copies_is_refused_at_once(
+    line: Line, fabric: Fabric, monkeypatch: pytest.MonkeyPatch, sandbox: bool
+) -> None:
+    monkeypatch.setenv("TMOVER_WORKER_COPIES", "2")
+
+    with pytest.raises(ConfigError) as refused:
+        runtime_of(line, fabric, sandbox=sandbox, nnodes=2)
+
+    assert str(refused.value) == (
+        "[worker] copies = 2: a job on 2 nodes has 1 other to keep a rank's copies: set "
+        "TMOVER_WORKER_COPIES to 1 at most, or take 3 nodes"
+    )
+
+
+@pytest.mark.parametrize("nnodes", [1, 3])
+def test_a_job_on_one_node_keeps_no_copies_whatever_is_set(
+    line: Line, fabric: Fabric, monkeypatch: pytest.MonkeyPatch, nnodes: int
+) -> None:
+    monkeypatch.setenv("TMOVER_WORKER_COPIES", "2")
+    runtime = runtime_of(line, fabric, nnodes=nnodes)
+
+    runtime.share([Holding(2, bytes([rank] * 16)) for rank in range(nnodes)])
+
+    assert runtime.copies.active is (nnodes > 1)
+
+
+def test_copies_are_kept_on_as_many_nodes_as_rank_0_is_set_to(
+    line: Line, fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = runtime_of(line, fabric, nnodes=3)
+
+    runtime.share([Holding(2, b"x" * 16), Holding(1, b"y" * 16), Holding(1, b"z" * 16)])
+
+    assert (runtime.copies.active, runtime.copies.nodes) == (True, 2)
+    assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((), 2)]
+    assert "copies = 1 here, but the job keeps 2" in caplog.text
+
+
+def test_a_job_whose_ranks_are_replicas_keeps_no_copies(line: Line, fabric: Fabric) -> None:
+    runtime = runtime_of(line, fabric, nnodes=3)
+
+    runtime.share([Holding(2, b"x" * 16)] * 3)
+
+    assert not runtime.copies.active
+    assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((1, 2, 0), 0)]

@@ -12,7 +12,7 @@ any_vote = st.builds(
     good=st.booleans(),
     armed=st.integers(min_value=0, max_value=2**32 - 1),
     checkpoint=st.booleans(),
-    holds=st.sampled_from([b"", bytes(range(16))]),
+    holds=st.sampled_from([b"", votes.Holding(2, bytes(range(16))).encode()]),
     held=st.integers(min_value=-1, max_value=2**62),
 )
 
@@ -26,6 +26,12 @@ def test_a_vote_comes_back_as_it_was(vote: Vote) -> None:
 def test_what_has_not_the_size_of_a_vote_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match=f"a vote of {len(payload)} bytes"):
         votes.decode(payload)
+
+
+@pytest.mark.parametrize("holds", [b"", bytes(19), bytes(21)])
+def test_a_first_vote_says_what_its_rank_holds(holds: bytes) -> None:
+    with pytest.raises(ProtocolError, match=f"in {len(holds)} bytes"):
+        votes.Holding.decode(holds)
 
 
 def test_the_records_of_the_last_two_votes_are_kept_and_no_more() -> None:
