@@ -60,7 +60,7 @@ def test_a_second_source_that_dies_in_the_hand_off_is_replaced_too(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.redone() == 1
-    assert not any("afresh" in note for note in outcome.status.notes)
+    assert not any("all workers start afresh" in note for note in outcome.status.notes)
     assert {line["rank"] for line in outcome.events("fault")} == {1, 3}
 
 
