@@ -32,18 +32,19 @@ def wards(rank: int, *, nodes: int, nproc: int, world_size: int) -> tuple[int, .
     return tuple((rank - back * nproc) % world_size for back in range(1, nodes + 1))
 
 
-def require_room(nodes: int, *, nnodes: int) -> None:
-    """Raise `ConfigError` if a job has not as many other nodes as are to keep a rank's copies.
+def with_room(nodes: int, *, nnodes: int, strict: bool) -> int:
+    """Return on how many other nodes copies are kept, if they are to be on so many.
 
-    A job on one node keeps none, whatever is set.
+    Raises `ConfigError` if a job has not as many, or takes what there is if it is not `strict`.
     """
-    if 1 < nnodes <= nodes:
+    if nnodes <= nodes and strict:
         msg = (
             f"[worker] copies = {nodes}: a job on {nnodes} nodes has {nnodes - 1} other to keep a "
             f"rank's copies: set TMOVER_WORKER_COPIES to {nnodes - 1} at most, or take "
             f"{nodes + 1} nodes"
         )
         raise ConfigError(msg)
+    return min(nodes, nnodes - 1)
 
 
 def newest(held: Sequence[Iterable[int]]) -> int | None:

@@ -65,7 +65,6 @@ class Runtime:
         environment: WorkerEnvironment,
     ) -> None:
         self.config = config.load().worker
-        copies.require_room(self.config.copies, nnodes=identity.nnodes)
         self.identity = identity
         self.launch = launch
         self.control = control
@@ -369,13 +368,15 @@ class Runtime:
         same = tuple(map(digests.index, digests))
         if same == self.replicas:
             return
-        if self.replicas and self.identity.rank == 0:
+        have_parted, nnodes = bool(self.replicas), self.identity.nnodes
+        if have_parted and self.identity.rank == 0:
             logger.warning(refusals.PARTED)
         self.replicas = same
-        if self.identity.nnodes == 1:
+        if nnodes == 1:
             return
         found = replicas.keepers(digests, self.identity.nproc)
         nodes = holdings[0].copies if found is None else 0
+        nodes = copies.with_room(nodes, nnodes=nnodes, strict=not have_parted)
         self.keepers = found or self.keepers
         self.copies.follow(nodes)
         if self.standing.world is not None:

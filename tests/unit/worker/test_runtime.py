@@ -106,19 +106,33 @@ def test_a_rank_that_cannot_connect_accuses_reports_and_waits_to_be_ended(
     assert [(said.of, said.epoch) for said in line.heard(Reported)] == [(1, 0)]
 
 
-@pytest.mark.parametrize("sandbox", [False, True])
-def test_a_job_with_too_few_nodes_for_its_copies_is_refused_at_once(
-    line: Line, fabric: Fabric, monkeypatch: pytest.MonkeyPatch, sandbox: bool
+def test_a_job_with_too_few_nodes_for_the_copies_it_needs_is_refused(
+    line: Line, fabric: Fabric
 ) -> None:
-    monkeypatch.setenv("TMOVER_WORKER_COPIES", "2")
+    runtime = runtime_of(line, fabric, nnodes=2)
 
     with pytest.raises(ConfigError) as refused:
-        runtime_of(line, fabric, sandbox=sandbox, nnodes=2)
+        runtime.share([Holding(2, b"x" * 16), Holding(1, b"y" * 16)])
 
     assert str(refused.value) == (
         "[worker] copies = 2: a job on 2 nodes has 1 other to keep a rank's copies: set "
         "TMOVER_WORKER_COPIES to 1 at most, or take 3 nodes"
     )
+
+
+def test_replicas_that_part_keep_copies_on_as_many_nodes_as_there_are(
+    line: Line, fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = runtime_of(line, fabric, nnodes=2)
+    runtime.share([Holding(2, b"x" * 16)] * 2)
+    runtime.share([Holding(2, b"y" * 16)] * 2)
+    assert not runtime.copies.active
+
+    runtime.share([Holding(2, b"y" * 16), Holding(2, b"z" * 16)])
+
+    assert (runtime.copies.active, runtime.copies.nodes) == (True, 1)
+    assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((1, 0), 0), ((), 1)]
+    assert "do not any more" in caplog.text
 
 
 @pytest.mark.parametrize("nnodes", [1, 3])
