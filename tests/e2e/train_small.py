@@ -7,13 +7,16 @@ an averaged model, and what each rank counts for itself, change after `optimizer
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
 connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
-overflow in that step, whose update is skipped. `--checkpoint` names a directory, and after how many
-steps a checkpoint goes there.
+overflow in that step, whose update is skipped. `--micro` adds up the gradients of so many parts of
+a batch, and reduces those of the last one only. `--apart` broadcasts no buffers: each rank keeps
+its own running statistics. `--checkpoint` names a directory, and after how many steps a checkpoint
+goes there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import pathlib
 import random
@@ -90,6 +93,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--hold", nargs=2, default=None)
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
@@ -105,7 +109,9 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     arguments, session = parsed(), tmover.init(seed=7)
     torch.manual_seed(0)
-    model = DistributedDataParallel(build(arguments.hidden, codes=arguments.codes))
+    model = DistributedDataParallel(
+        build(arguments.hidden, codes=arguments.codes), broadcast_buffers=not arguments.apart
+    )
     _seed(session.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
@@ -154,14 +160,20 @@ def main() -> None:
 
 
 def _backward(
-    model: nn.Module, batch: Any, scaler: torch.amp.GradScaler, micro: int, factor: float
+    model: DistributedDataParallel,
+    batch: Any,
+    scaler: torch.amp.GradScaler,
+    micro: int,
+    factor: float,
 ) -> torch.Tensor:
     """Add up the gradients of a batch in parts; return the last part's loss."""
     loss = torch.zeros(())
-    for x, y in zip(*(each.chunk(micro) for each in batch), strict=True):
-        noise = 0.01 * (random.random() + float(np.random.random()))
-        loss = nn.functional.mse_loss(model(x + noise), y)
-        scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
+    parts = zip(*(each.chunk(micro) for each in batch), strict=True)
+    for number, (x, y) in enumerate(parts, start=1):
+        with contextlib.nullcontext() if number == micro else model.no_sync():
+            noise = 0.01 * (random.random() + float(np.random.random()))
+            loss = nn.functional.mse_loss(model(x + noise), y)
+            scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
     return loss
 
 
