@@ -48,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     def context(self) -> bytes:
         """Return what every further frame is bound to."""
-        return msgspec.msgpack.encode([self.version, self.job, self.epoch, self.step])
+        return msgspec.msgpack.encode([self.version, self.job, self.epoch, self.step, self.schema])
 
 
 class Answer(msgspec.Struct, frozen=True):
