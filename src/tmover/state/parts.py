@@ -85,7 +85,10 @@ def _class_name(obj: object) -> str:
 
 
 class ModulePart:
-    """A module: parameters, buffers of both kinds, modes, and what else its state_dict holds."""
+    """A module: parameters, buffers of both kinds, modes, and what else its state_dict holds.
+
+    Which parameters are frozen is state too: scripts thaw them as they go.
+    """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
@@ -151,6 +154,7 @@ class ModulePart:
             "parameters": {k: shards.local(p) for k, p in self.parameters().items()},
             "buffers": {k: shards.local(b) for k, b in self.buffers().items()},
             "eval": [k for k, m in self.module.named_modules() if not m.training],
+            "frozen": [k for k, p in self.parameters().items() if not p.requires_grad],
             "extra": self._extra_state(),
         }
 
@@ -171,7 +175,7 @@ class ModulePart:
         return next((t.device for t in self._tensors().values()), torch.device(described.device))
 
     def adopt(self, state: Any) -> None:
-        """Attach caches that are new here, and set modes and extra state."""
+        """Attach caches that are new here; set modes, what is frozen, and extra state."""
         live = self.buffers()
         for key, tensor in state["buffers"].items():
             if shards.local(live.get(key)) is not tensor:
@@ -180,6 +184,9 @@ class ModulePart:
         evaluating = set(state["eval"])
         for key, module in self.module.named_modules():
             module.training = key not in evaluating
+        frozen = set(state["frozen"])
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad = key not in frozen
         if state["extra"]:
             self.module.load_state_dict(state["extra"], strict=False)
 
