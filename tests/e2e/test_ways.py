@@ -17,12 +17,13 @@ WAYS = {
     "accumulation": ("--micro", "2"),
     "loader workers that augment": ("--workers", "2"),
     "statistics of each rank": ("--apart",),
+    "random generators of its own": ("--dice",),
     "an average of weights": ("--late", "average"),
     "a skipped update before": ("--overflow", str(STEP - 1)),
     "a skipped update": ("--overflow", str(STEP)),
     "a skipped update after": ("--overflow", str(STEP + 1)),
     "all of them": (
-        *("--micro", "2", "--workers", "2", "--apart", "--late", "average"),
+        *("--micro", "2", "--workers", "2", "--apart", "--dice", "--late", "average"),
         *("--overflow", str(STEP)),
     ),
 }

@@ -9,8 +9,8 @@ RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` b
 connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
 overflow in that step, whose update is skipped. `--micro` adds up the gradients of so many parts of
 a batch, and reduces those of the last one only. `--apart` broadcasts no buffers: each rank keeps
-its own running statistics. `--checkpoint` names a directory, and after how many steps a checkpoint
-goes there.
+its own running statistics. `--dice` adds noise from generators of its own, which it tracks.
+`--checkpoint` names a directory, and after how many steps a checkpoint goes there.
 """
 
 from __future__ import annotations
@@ -74,6 +74,19 @@ class Count:
         self.losses = list(state["losses"])
 
 
+class Dice:
+    """A script's own random generators."""
+
+    def __init__(self, seed: int) -> None:
+        self.mine = torch.Generator().manual_seed(seed)
+        self.numpys = np.random.default_rng(seed)
+
+    def shake(self, batch: Any) -> Any:
+        x, y = batch
+        noise = torch.randn(x.shape, generator=self.mine) + self.numpys.normal()
+        return x + 0.1 * noise, y
+
+
 def build(hidden: int, *, codes: bool) -> nn.Module:
     return nn.Sequential(
         Codes(16) if codes else nn.Identity(),
@@ -93,6 +106,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--dice", action="store_true")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--hold", nargs=2, default=None)
     parser.add_argument("--codes", action="store_true")
@@ -122,12 +136,12 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
     average, count = AveragedModel(model.module[1]), Count()
-    late: dict[str, Any] = {"average": average} if "average" in arguments.late else {}
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
-    session.track(scaler=scaler, **late, per_rank=_own(count, arguments.late))
+    session.track(scaler=scaler, **_late(arguments.late, average=average, count=count))
     _save(session, arguments.checkpoint)
+    dice = _dice(session) if arguments.dice else None
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
@@ -135,7 +149,7 @@ def main() -> None:
                 msg = "the script's own error"
                 raise ValueError(msg)
             _cut(arguments.cut_at, step.index, session.rank)
-            batch = _slowly(step.batch, arguments.slow, session.rank)
+            batch = _slowly(dice.shake(step.batch) if dice else step.batch, arguments, session)
             factor = 1e30 if step.index == arguments.overflow else 1.0
             loss = _backward(model, batch, scaler, arguments.micro, factor)
             scaler.step(optimizer)
@@ -177,13 +191,24 @@ def _backward(
     return loss
 
 
-def _own(count: Count, late: list[str]) -> dict[str, Any] | None:
-    return {"count": count} if "count" in late else None
+def _late(names: list[str], *, average: AveragedModel, count: Count) -> dict[str, Any]:
+    """Return what is to be tracked of what changes after the update."""
+    everything: dict[str, dict[str, Any]] = {
+        "average": {"average": average},
+        "count": {"per_rank": {"count": count}},
+    }
+    return {key: value for name in names for key, value in everything[name].items()}
 
 
 def _save(session: tmover.Session, where: list[str] | None) -> None:
     if where is not None:
         session.checkpoint(where[0], every=int(where[1]))
+
+
+def _dice(session: tmover.Session) -> Dice:
+    dice = Dice(400 + session.rank)
+    session.track(mine=dice.mine, numpys=dice.numpys)
+    return dice
 
 
 def _seed(rank: int) -> None:
@@ -192,9 +217,9 @@ def _seed(rank: int) -> None:
     np.random.seed(300 + rank)
 
 
-def _slowly(batch: Any, slow: list[float], rank: int) -> Any:
-    if rank == slow[0]:
-        time.sleep(slow[1])
+def _slowly(batch: Any, arguments: argparse.Namespace, session: tmover.Session) -> Any:
+    if session.rank == arguments.slow[0]:
+        time.sleep(arguments.slow[1])
     return batch
 
 

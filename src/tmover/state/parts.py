@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tmover.errors import StateError
-from tmover.state import shards, tree
+from tmover.state import randoms, shards, tree
 from tmover.state.memory import Layout, refuse_unreadable
 
 _STATELESS = (ProcessGroup, _AllreduceUpcastHookState)
@@ -69,9 +69,12 @@ def part(name: str, obj: object) -> Part:
         return OptimizerPart(name, obj)
     if isinstance(obj, Stateful) and not isinstance(obj, type):
         return ObjectPart(name, obj)
+    stream = randoms.stream(obj)
+    if stream is not None:
+        return StreamPart(name, obj, stream)
     msg = (
-        f"tracked `{name}` is {tree.describe(obj)}; track takes modules, optimizers, schedulers "
-        "and other objects with state_dict and load_state_dict"
+        f"tracked `{name}` is {tree.describe(obj)}; track takes modules, optimizers, schedulers, "
+        "random generators, and other objects with state_dict and load_state_dict"
     )
     raise StateError(msg)
 
@@ -355,3 +358,16 @@ class ObjectPart:
     def adopt(self, state: Any) -> None:
         """Load `state`."""
         self.obj.load_state_dict(state)
+
+
+class StreamPart(ObjectPart):
+    """A random generator of a script's own. No rank goes on with another one's."""
+
+    def __init__(self, name: str, generator: object, stream: randoms.Stream) -> None:
+        super().__init__(name, stream)
+        self.target = generator
+        self._kind = stream.kind
+
+    def schema(self) -> Any:
+        """Return what kind of generator it is."""
+        return [self._kind]
