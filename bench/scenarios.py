@@ -10,6 +10,7 @@ from support.training import Kind
 
 _E2E = pathlib.Path(__file__).parents[1] / "tests" / "e2e"
 _SHARDED, _UNDO = _E2E / "train_sharded.py", _E2E / "train_undo.py"
+_PIPELINE = _E2E / "train_pipeline.py"
 
 KINDS: dict[str, Kind] = {
     "ddp": Kind(),
@@ -20,6 +21,8 @@ KINDS: dict[str, Kind] = {
     "fsdp": Kind(nodes=4, steps=12, arguments=("--layout", "fsdp"), script=_SHARDED),
     "hsdp": Kind(nodes=4, steps=12, arguments=("--layout", "hsdp"), script=_SHARDED),
     "tp": Kind(nodes=4, steps=12, arguments=("--layout", "tp"), script=_SHARDED),
+    "pp": Kind(nodes=2, steps=12, arguments=("--pipelines", "1"), script=_PIPELINE),
+    "pp x dp": Kind(nodes=4, steps=12, arguments=("--pipelines", "2"), script=_PIPELINE),
     "gan": Kind(steps=12, arguments=("--what", "gan"), script=_UNDO),
     "zero": Kind(steps=12, arguments=("--what", "zero"), script=_UNDO),
     "closure": Kind(steps=12, arguments=("--what", "closure"), script=_UNDO),

@@ -1,4 +1,4 @@
-"""Whole nodes, agents and controllers that die; several ranks per node; loader workers."""
+"""Whole nodes, agents and controllers that die; several ranks per node."""
 
 from __future__ import annotations
 
@@ -57,22 +57,6 @@ def test_a_planned_move_of_two_ranks_at_once_redoes_no_step(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.redone() == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("--workers", "2"), ("--micro", "2")],
-    ids=["loader workers", "gradient accumulation"],
-)
-def test_other_ways_to_train_survive_a_failure_bit_for_bit(
-    cluster: LocalCluster, undisturbed: Twin, arguments: tuple[str, ...]
-) -> None:
-    kind = Kind(arguments=arguments)
-    training = Training(cluster, kind, inject="kill:rank=0,step=7,point=in_vote")
-
-    outcome = training.finish()
-
-    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
 
 
 def test_a_job_without_a_controller_trains_on_and_never_notices(

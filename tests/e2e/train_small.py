@@ -7,13 +7,17 @@ an averaged model, and what each rank counts for itself, change after `optimizer
 names a directory for the checkpoints that are asked for: one file for each rank and step. `--slow
 RANK SECONDS` makes a rank take so much longer for every step. `--cut-at STEP` breaks what gloo has
 connected on rank 0, in every attempt at that step. `--overflow STEP` scales the loss, and lets it
-overflow in that step, whose update is skipped. `--checkpoint` names a directory, and after how many
-steps a checkpoint goes there. `--alone STEP` lets each rank train for itself from that step on.
+overflow in that step, whose update is skipped. `--micro` adds up the gradients of so many parts of
+a batch, and reduces those of the last one only. `--apart` broadcasts no buffers: each rank keeps
+its own running statistics. `--dice` adds noise from generators of its own, which it tracks.
+`--checkpoint` names a directory, and after how many steps a checkpoint goes there. `--alone STEP`
+lets each rank train for itself from that step on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import pathlib
 import random
@@ -71,6 +75,19 @@ class Count:
         self.losses = list(state["losses"])
 
 
+class Dice:
+    """A script's own random generators."""
+
+    def __init__(self, seed: int) -> None:
+        self.mine = torch.Generator().manual_seed(seed)
+        self.numpys = np.random.default_rng(seed)
+
+    def shake(self, batch: Any) -> Any:
+        x, y = batch
+        noise = torch.randn(x.shape, generator=self.mine) + self.numpys.normal()
+        return x + 0.1 * noise, y
+
+
 def build(hidden: int, *, codes: bool) -> nn.Module:
     return nn.Sequential(
         Codes(16) if codes else nn.Identity(),
@@ -90,6 +107,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--dice", action="store_true")
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--hold", nargs=2, default=None)
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
@@ -106,7 +125,9 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     arguments, session = parsed(), tmover.init(seed=7)
     torch.manual_seed(0)
-    model = DistributedDataParallel(build(arguments.hidden, codes=arguments.codes))
+    model = DistributedDataParallel(
+        build(arguments.hidden, codes=arguments.codes), broadcast_buffers=not arguments.apart
+    )
     _seed(session.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
@@ -117,18 +138,18 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
     average, count = AveragedModel(model.module[1]), Count()
-    late = {"average": average} if "average" in arguments.late else {}
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
-    session.track(scaler=scaler, **late, per_rank=_own(count, arguments.late))
+    session.track(scaler=scaler, **_late(arguments.late, average=average, count=count))
     _save(session, arguments.checkpoint)
+    dice = _dice(session) if arguments.dice else None
 
     for step in session.steps(loader, total=arguments.steps):
         with step:
             _fail(arguments.fail_at, step.index, sandbox=session.sandbox)
             _cut(arguments.cut_at, step.index, session.rank)
-            batch = _slowly(step.batch, arguments.slow, session.rank)
+            batch = _slowly(dice.shake(step.batch) if dice else step.batch, arguments, session)
             factor = 1e30 if step.index == arguments.overflow else 1.0
             mine = model.module if step.index >= arguments.alone else model
             loss = _backward(mine, batch, scaler, arguments.micro, factor)
@@ -154,14 +175,20 @@ def main() -> None:
 
 
 def _backward(
-    model: nn.Module, batch: Any, scaler: torch.amp.GradScaler, micro: int, factor: float
+    model: Any,
+    batch: Any,
+    scaler: torch.amp.GradScaler,
+    micro: int,
+    factor: float,
 ) -> torch.Tensor:
     """Add up the gradients of a batch in parts; return the last part's loss."""
     loss = torch.zeros(())
-    for x, y in zip(*(each.chunk(micro) for each in batch), strict=True):
-        noise = 0.01 * (random.random() + float(np.random.random()))
-        loss = nn.functional.mse_loss(model(x + noise), y)
-        scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
+    parts = zip(*(each.chunk(micro) for each in batch), strict=True)
+    for number, (x, y) in enumerate(parts, start=1):
+        with contextlib.nullcontext() if number == micro else model.no_sync():
+            noise = 0.01 * (random.random() + float(np.random.random()))
+            loss = nn.functional.mse_loss(model(x + noise), y)
+            scaler.scale(factor * factor * loss / micro).backward()  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -171,13 +198,24 @@ def _fail(at: int, index: int, *, sandbox: bool) -> None:
         raise ValueError(msg)
 
 
-def _own(count: Count, late: list[str]) -> dict[str, Any] | None:
-    return {"count": count} if "count" in late else None
+def _late(names: list[str], *, average: AveragedModel, count: Count) -> dict[str, Any]:
+    """Return what is to be tracked of what changes after the update."""
+    everything: dict[str, dict[str, Any]] = {
+        "average": {"average": average},
+        "count": {"per_rank": {"count": count}},
+    }
+    return {key: value for name in names for key, value in everything[name].items()}
 
 
 def _save(session: tmover.Session, where: list[str] | None) -> None:
     if where is not None:
         session.checkpoint(where[0], every=int(where[1]))
+
+
+def _dice(session: tmover.Session) -> Dice:
+    dice = Dice(400 + session.rank)
+    session.track(mine=dice.mine, numpys=dice.numpys)
+    return dice
 
 
 def _seed(rank: int) -> None:
@@ -186,9 +224,9 @@ def _seed(rank: int) -> None:
     np.random.seed(300 + rank)
 
 
-def _slowly(batch: Any, slow: list[float], rank: int) -> Any:
-    if rank == slow[0]:
-        time.sleep(slow[1])
+def _slowly(batch: Any, arguments: argparse.Namespace, session: tmover.Session) -> Any:
+    if session.rank == arguments.slow[0]:
+        time.sleep(arguments.slow[1])
     return batch
 
 

@@ -173,7 +173,7 @@ def _samples(lines: Iterable[Line]) -> Iterator[str]:
         yield from map(repr, line.samples or ())
 
 
-_BACK = ("returned", "formed")
+_BACK = ("returned", "formed", "handoff_end")
 """Events after which a rank stands at the step they name, or before the first."""
 
 

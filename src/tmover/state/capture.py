@@ -18,7 +18,7 @@ from tmover.errors import StateError
 from tmover.state import memory, shards, shares, tree
 from tmover.state.buffers import Buffers
 from tmover.state.memory import Layout
-from tmover.state.parts import ModulePart, OptimizerPart, Part, part
+from tmover.state.parts import ModulePart, OptimizerPart, Part, StreamPart, part
 
 _SAMPLED = 4
 """About how many parameters are looked at to see whether replicas are still replicas."""
@@ -67,7 +67,8 @@ class Tracked:
     def track(self, name: str, obj: object, *, per_rank: bool = False) -> None:
         """Register `obj` under `name`; with `per_rank`, as something that no other rank holds too.
 
-        Raises `StateError` if its state holds anything but plain values, naming the path.
+        A random generator always is: ranks that draw alike today may not tomorrow. Raises
+        `StateError` if its state holds anything but plain values, naming the path.
         """
         if name in self._parts:
             msg = f"`{name}` is tracked already"
@@ -77,7 +78,7 @@ class Tracked:
         tree.encode([packed, tree.pack(new.schema(), tree.Tensors())])
         self._parts[name] = new
         self._chosen = []
-        if per_rank:
+        if per_rank or isinstance(new, StreamPart):
             self._private.add(name)
         if isinstance(new, ModulePart):
             self.buffers.add(name, new.module, replicated=not per_rank)

@@ -55,6 +55,7 @@ def _named(each: Part, parameters: dict[int, str]) -> Iterator[tuple[str, Any]]:
         for kind in ("parameters", "buffers", "extra"):
             yield from _leaves(state[kind], f"{each.name}.")
         yield f"{each.name}: modules in eval mode", state["eval"]
+        yield f"{each.name}: frozen parameters", state["frozen"]
     elif isinstance(each, OptimizerPart):
         owners = [
             parameters.get(id(one), f"parameter {i}") for i, one in enumerate(each.parameters())

@@ -1,8 +1,9 @@
 """Frames of a state transfer: a kind, where the payload belongs, and a hash over all of it.
 
-Each frame's hash covers the context (job, epoch and step), the frame's own header and its payload,
-so that nothing of another job, epoch, step or place can be taken for it. The header has a check of
-its own: a damaged length is found before anybody waits for that many bytes.
+Each frame's hash covers the context (job, epoch, step and what is tracked), the frame's own header
+and its payload, so that nothing of another job, epoch, step, model or place can be taken for it.
+The header has a check of its own: a damaged length is found before anybody waits for that many
+bytes.
 """
 
 from __future__ import annotations

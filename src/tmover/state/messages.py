@@ -68,8 +68,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     def context(self) -> bytes:
         """Return what every further frame is bound to."""
-        facts = [self.version, self.job, self.epoch, self.step, self.source, self.sources]
-        return msgspec.msgpack.encode(facts)
+        facts = [self.version, self.job, self.epoch, self.step, self.schema]
+        return msgspec.msgpack.encode([*facts, self.source, self.sources])
 
     def of_source(self, source: int) -> Hello:
         """Return what a further source has to say beside this one."""

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tmover.errors import StateError
-from tmover.state import shards, tree
+from tmover.state import randoms, shards, tree
 from tmover.state.memory import Layout, refuse_unreadable
 
 _STATELESS = (ProcessGroup, _AllreduceUpcastHookState)
@@ -69,9 +69,12 @@ def part(name: str, obj: object) -> Part:
         return OptimizerPart(name, obj)
     if isinstance(obj, Stateful) and not isinstance(obj, type):
         return ObjectPart(name, obj)
+    stream = randoms.stream(obj)
+    if stream is not None:
+        return StreamPart(name, obj, stream)
     msg = (
-        f"tracked `{name}` is {tree.describe(obj)}; track takes modules, optimizers, schedulers "
-        "and other objects with state_dict and load_state_dict"
+        f"tracked `{name}` is {tree.describe(obj)}; track takes modules, optimizers, schedulers, "
+        "random generators, and other objects with state_dict and load_state_dict"
     )
     raise StateError(msg)
 
@@ -85,7 +88,10 @@ def _class_name(obj: object) -> str:
 
 
 class ModulePart:
-    """A module: parameters, buffers of both kinds, modes, and what else its state_dict holds."""
+    """A module: parameters, buffers of both kinds, modes, and what else its state_dict holds.
+
+    Which parameters are frozen is state too: scripts thaw them as they go.
+    """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
@@ -151,6 +157,7 @@ class ModulePart:
             "parameters": {k: shards.local(p) for k, p in self.parameters().items()},
             "buffers": {k: shards.local(b) for k, b in self.buffers().items()},
             "eval": [k for k, m in self.module.named_modules() if not m.training],
+            "frozen": [k for k, p in self.parameters().items() if not p.requires_grad],
             "extra": self._extra_state(),
         }
 
@@ -171,7 +178,7 @@ class ModulePart:
         return next((t.device for t in self._tensors().values()), torch.device(described.device))
 
     def adopt(self, state: Any) -> None:
-        """Attach caches that are new here, and set modes and extra state."""
+        """Attach caches that are new here; set modes, what is frozen, and extra state."""
         live = self.buffers()
         for key, tensor in state["buffers"].items():
             if shards.local(live.get(key)) is not tensor:
@@ -180,6 +187,9 @@ class ModulePart:
         evaluating = set(state["eval"])
         for key, module in self.module.named_modules():
             module.training = key not in evaluating
+        frozen = set(state["frozen"])
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad = key not in frozen
         if state["extra"]:
             self.module.load_state_dict(state["extra"], strict=False)
 
@@ -348,3 +358,16 @@ class ObjectPart:
     def adopt(self, state: Any) -> None:
         """Load `state`."""
         self.obj.load_state_dict(state)
+
+
+class StreamPart(ObjectPart):
+    """A random generator of a script's own. No rank goes on with another one's."""
+
+    def __init__(self, name: str, generator: object, stream: randoms.Stream) -> None:
+        super().__init__(name, stream)
+        self.target = generator
+        self._kind = stream.kind
+
+    def schema(self) -> Any:
+        """Return what kind of generator it is."""
+        return [self._kind]

@@ -1,9 +1,10 @@
 """What an attempt at a step may change before its vote, and how to go back.
 
 Taken when a step opens, put back when the step is done again: random number streams, module
-buffers, modes, the numbers of optimizer groups, and every tracked object that is neither module nor
-optimizer. Parameters and optimizer tensors change only after a passed vote and are not copied; of
-parameters `refuse_updates` makes sure. Gradients go back to what they were, none or zero.
+buffers, modes, what is frozen, the numbers of optimizer groups, and every tracked object that is
+neither module nor optimizer. Parameters and optimizer tensors change only after a passed vote and
+are not copied; of parameters `refuse_updates` makes sure. Gradients go back to what they were, none
+or zero.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Snapshot:
         self._modes = [(module, module.training) for module in modules]
         parameters = tracked.parameters()
         self._gradients = [(p, p.grad is not None) for p in parameters]
+        self._trained = [(p, p.requires_grad) for p in parameters]
         self._untouched = Untouched(parameters, closely=self._serial <= _CLOSE_LOOKS)
 
     def hold_still(self) -> None:
@@ -127,6 +129,8 @@ class Snapshot:
             tracked.buffers.restore()
             for module, training in self._modes:
                 module.training = training
+            for parameter, trained in self._trained:
+                parameter.requires_grad = trained
             for each, packed in self._objects:
                 each.adopt(packed.fresh())
                 _forget_scaling(each.obj)

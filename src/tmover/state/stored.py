@@ -241,8 +241,9 @@ def _refuse_apart(stored: shelf.Stored, tracked: Tracked, ranks: int) -> None:
     made_by, why = stored.manifest.ranks, ""
     if not stored.manifest.any_ranks:
         why = "its ranks held different things under the same names"
-    elif tracked.parts(per_rank=True):
-        why = "what is tracked as per_rank belongs to those"
+    elif own := tracked.parts(per_rank=True):
+        names = ", ".join(f"`{name}`" for name in own)
+        why = f"what is tracked as per_rank, or is a random generator, belongs to those: {names}"
     if why:
         msg = f"{stored.path} was made by {made_by} ranks and cannot be loaded by {ranks}: {why}"
         raise StateError(msg)

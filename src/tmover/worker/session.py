@@ -149,8 +149,9 @@ class Session:
     def track(self, *, per_rank: dict[str, Any] | None = None, **objects: Any) -> None:
         """Hand over what makes up the training's state: model, optimizer, scheduler, scaler.
 
-        Anything with `state_dict` and `load_state_dict`. `objects` are the same on every rank, as
-        DDP keeps them; what differs by rank goes into `per_rank`. Call it before `steps`. Raises
+        Anything with `state_dict` and `load_state_dict`, and random generators of your own, be they
+        torch's, NumPy's or Python's. `objects` are the same on every rank, as DDP keeps them; what
+        differs by rank goes into `per_rank`, generators in any case. Call it before `steps`. Raises
         `StateError` naming the path of what cannot be carried over.
         """
         if self._loops:

@@ -57,7 +57,7 @@ def planned() -> list[Line]:
     story.say(1.00, "prepare_begin", LEAVER, STAYER, JOINER, epoch=2)
     story.say(1.15, "prepared", LEAVER, STAYER, JOINER, epoch=2)
     story.say(1.31, "handoff_begin", LEAVER, epoch=2)
-    story.say(1.33, "handoff_end", JOINER, epoch=2)
+    story.say(1.33, "handoff_end", JOINER, epoch=2, step=13)
     story.say(1.35, "passed", STAYER, JOINER, epoch=2)
     story.say(1.37, "attempt", JOINER, STAYER, step=14)
     for step in range(14, 20):
@@ -76,7 +76,7 @@ def failure() -> list[Line]:
     story.say(1.58, "assigned", JOINER, STAYER, epoch=2, step=13)
     story.say(1.60, "connected", JOINER, STAYER, epoch=2)
     story.say(1.60, "handoff_begin", STAYER, epoch=2)
-    story.say(1.63, "handoff_end", JOINER, epoch=2)
+    story.say(1.63, "handoff_end", JOINER, epoch=2, step=13)
     story.say(1.65, "passed", JOINER, STAYER, epoch=2)
     story.say(1.66, "redo", STAYER, step=14)
     story.say(1.67, "attempt", JOINER, step=14)
@@ -207,6 +207,17 @@ def test_the_median_restart_is_one_of_the_measured() -> None:
     restarts = [Restart(pause_s=t, steps_redone=int(t)) for t in (9.0, 7.0, 8.0)]
 
     assert measure.median(restarts) == Restart(pause_s=8.0, steps_redone=8)
+
+
+def test_a_step_that_a_rank_does_again_under_the_name_it_had_before_counts_once() -> None:
+    """A worker that was killed is replaced on its own node, and called as before."""
+    story = Story(undisturbed(steps=18)[:-2])
+    story.train(18, 1.8, LEAVER)
+    story.say(3.0, "handoff_end", LEAVER, epoch=2, step=17)
+    for step in (18, 19):
+        story.train(step, 3.0 + step / 10, LEAVER, STAYER)
+
+    assert measure.samples(story.lines, undisturbed()) == Samples(lost=0, repeated=0)
 
 
 def test_steps_that_were_taken_back_count_once() -> None:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.optim import lr_scheduler
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tmover.errors import StateError
@@ -237,73 +236,6 @@ def test_several_optimizers_are_handed_over(hand_over: HandOver) -> None:
     hand_over(sender, receiver)
 
     assert receiver.digest() == sender.digest()
-
-
-Schedule = Callable[[torch.optim.Optimizer], Any]
-SCHEDULERS: dict[str, Schedule] = {
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
-    "multi step": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
-    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=20),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
-    "sequential": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=3), lr_scheduler.ExponentialLR(o, 0.9)], [3]
-    ),
-    "chained": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)]
-    ),
-}
-
-
-@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
-def test_a_scheduler_goes_on_where_it_was(make: Schedule, hand_over: HandOver) -> None:
-    def build() -> tuple[torch.optim.Optimizer, Any, Tracked]:
-        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1, momentum=0.9)
-        scheduler = make(optimizer)
-        return optimizer, scheduler, tracked(scheduler=scheduler, optimizer=optimizer)
-
-    def advance(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
-        rates = []
-        for _ in range(steps):
-            optimizer.step()
-            scheduler.step()
-            rates.append(optimizer.param_groups[0]["lr"])
-        return rates
-
-    source, target, twin = build(), build(), build()
-    advance(*source[:2], 4)
-    advance(*target[:2], 2)
-    expected = advance(*twin[:2], 10)[4:]
-
-    hand_over(source[2], target[2])
-
-    assert target[2].digest() == source[2].digest()
-    assert advance(*target[:2], 6) == expected
-
-
-def test_a_plateau_scheduler_goes_on(hand_over: HandOver) -> None:
-    def build() -> tuple[lr_scheduler.ReduceLROnPlateau, Tracked]:
-        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
-        return scheduler, tracked(s=scheduler, o=optimizer)
-
-    source, target = build(), build()
-    for metric in (3.0, 2.0, 2.5, 2.6):
-        source[0].step(metric)
-
-    hand_over(source[1], target[1])
-
-    assert (target[0].best, target[0].num_bad_epochs) == (2.0, 2)
-
-
-def test_a_gradient_scaler_is_handed_over(hand_over: HandOver) -> None:
-    source, target = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 2.0))
-    source.scale(torch.ones(1))
-
-    hand_over(tracked(scaler=source), tracked(scaler=target))
-
-    assert target.get_scale() == 8.0
 
 
 class Averages:

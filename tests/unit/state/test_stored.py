@@ -151,6 +151,25 @@ def test_what_ranks_call_alike_and_hold_differently_goes_to_no_other_number_of_r
         load(found, Rank(9), 0, 1)
 
 
+def test_a_generator_is_read_by_its_own_rank_and_goes_to_no_other_number_of_ranks(
+    tmp_path: pathlib.Path,
+) -> None:
+    def with_dice(seed: int) -> tuple[Rank, torch.Generator]:
+        rank, dice = Rank(0).step(1.0), torch.Generator().manual_seed(seed)
+        rank.tracked.track("dice", dice)
+        return rank, dice
+
+    made = [with_dice(seed) for seed in (1, 2)]
+    found = save(tmp_path, [rank for rank, _ in made], (0, 0))
+
+    for number, (_, dice) in enumerate(made):
+        other, mine = with_dice(9)
+        load(found, other, number, 2)
+        assert torch.equal(torch.rand(3, generator=mine), torch.rand(3, generator=dice))
+    with pytest.raises(StateError, match=r"made by 2 ranks and cannot be loaded by 1: .*: `dice`"):
+        load(found, with_dice(9)[0], 0, 1)
+
+
 def test_another_model_is_refused_by_name(tmp_path: pathlib.Path) -> None:
     found = save(tmp_path, replicas(1), (0,))
 
