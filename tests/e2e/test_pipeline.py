@@ -12,7 +12,7 @@ from tmover.cluster import LocalCluster
 
 SCRIPT = pathlib.Path(__file__).parent / "train_pipeline.py"
 HELD = 3
-SIZES = pytest.mark.parametrize("pipelines", [1, 2])
+FULL = pytest.mark.full
 
 
 def kind_of(pipelines: int, *arguments: str) -> Kind:
@@ -24,8 +24,10 @@ def kind_of(pipelines: int, *arguments: str) -> Kind:
     )
 
 
-@SIZES
-@pytest.mark.parametrize("last", [False, True], ids=["first stage", "last stage"])
+@pytest.mark.parametrize("pipelines", [pytest.param(1, marks=FULL), 2])
+@pytest.mark.parametrize(
+    "last", [pytest.param(False, id="first stage", marks=FULL), pytest.param(True, id="last stage")]
+)
 def test_a_planned_move_of_a_stage_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, pipelines: int, last: bool
 ) -> None:
@@ -43,15 +45,19 @@ def test_a_planned_move_of_a_stage_changes_no_bit(
     assert outcome.status.epoch > 1
 
 
-POINTS = ["in_backward", "after_update"]
-MORE = ["step_open", "before_vote", "in_vote", "after_vote", "before_update", "after_body"]
+MORE = [
+    "step_open", "before_vote", "in_vote", "after_vote", "before_update", "after_update",
+    "after_body",
+]  # fmt: skip
 DEATHS = pytest.mark.parametrize(
-    "point", [*POINTS, *(pytest.param(point, marks=pytest.mark.full) for point in MORE)]
+    "point", ["in_backward", *(pytest.param(point, marks=FULL) for point in MORE)]
 )
 
 
 @DEATHS
-@pytest.mark.parametrize("rank", [0, 3], ids=["first stage", "last stage"])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, id="first stage", marks=FULL), pytest.param(3, id="last stage")]
+)
 def test_a_lost_stage_is_taken_from_the_pipeline_beside_it(
     cluster: LocalCluster, undisturbed: Twin, point: str, rank: int
 ) -> None:
@@ -81,6 +87,7 @@ def test_a_stage_that_nobody_else_holds_returns_from_its_copy(
     assert returned >= 4
 
 
+@FULL
 def test_a_pipeline_that_is_lost_as_a_whole_is_taken_from_the_one_beside_it(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -95,7 +102,7 @@ def test_a_pipeline_that_is_lost_as_a_whole_is_taken_from_the_one_beside_it(
     assert len({line["worker"] for line in outcome.events("handoff_end")}) == 2
 
 
-@pytest.mark.full
+@FULL
 def test_all_forward_before_all_backward_is_a_step_too(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:

@@ -13,7 +13,7 @@ from tmover.cluster import LocalCluster
 
 SCRIPT = pathlib.Path(__file__).parent / "train_sharded.py"
 HELD = 3
-LAYOUTS = ["fsdp", "hsdp", "tp"]
+FULL = pytest.mark.full
 
 
 def kind_of(layout: str) -> Kind:
@@ -29,8 +29,17 @@ def moved(training: Training, slot: int) -> Outcome:
     return training.finish()
 
 
-@pytest.mark.parametrize("slot", [1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "slot"),
+    [
+        ("fsdp", 1),
+        ("tp", 3),
+        pytest.param("fsdp", 3, marks=FULL),
+        pytest.param("hsdp", 1, marks=FULL),
+        pytest.param("hsdp", 3, marks=FULL),
+        pytest.param("tp", 1, marks=FULL),
+    ],
+)
 def test_a_planned_move_of_a_part_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, layout: str, slot: int
 ) -> None:
@@ -43,8 +52,15 @@ def test_a_planned_move_of_a_part_changes_no_bit(
     assert outcome.redone() == 0
 
 
-@pytest.mark.parametrize("layout", ["hsdp", "tp"])
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [
+        ("hsdp", 0),
+        ("tp", 3),
+        pytest.param("hsdp", 3, marks=FULL),
+        pytest.param("tp", 0, marks=FULL),
+    ],
+)
 def test_a_lost_part_is_taken_from_its_replica(
     cluster: LocalCluster, undisturbed: Twin, layout: str, rank: int
 ) -> None:
@@ -58,14 +74,14 @@ def test_a_lost_part_is_taken_from_its_replica(
     assert outcome.status.epoch > 1
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), 2])
 @pytest.mark.parametrize(
     "when",
     [
-        "step=11,point=after_body",
-        "step=12,point=before_vote",
+        pytest.param("step=11,point=after_body", marks=FULL),
+        pytest.param("step=12,point=before_vote", marks=FULL),
         "step=12,point=in_vote",
-        "step=12,point=after_update",
+        pytest.param("step=12,point=after_update", marks=FULL),
         "point=at_finish",
     ],
 )
@@ -82,11 +98,14 @@ def test_a_part_lost_after_the_last_step_asks_no_rank_for_a_step_that_it_has_lef
     assert not any("start afresh" in note for note in outcome.status.notes)
 
 
-POINTS = ["step_open", "before_vote", "in_vote", "before_update", "after_update", "after_body"]
+MORE = ["step_open", "in_vote", "before_update", "after_body"]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=FULL)])
+@pytest.mark.parametrize(
+    "point",
+    ["before_vote", "after_update", *(pytest.param(point, marks=FULL) for point in MORE)],
+)
 def test_without_replicas_all_return_to_copies(
     cluster: LocalCluster, undisturbed: Twin, point: str, rank: int
 ) -> None:
@@ -101,6 +120,7 @@ def test_without_replicas_all_return_to_copies(
     assert min(returned) >= 4
 
 
+@FULL
 def test_two_lost_nodes_that_do_not_keep_for_each_other_are_replaced(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -126,9 +146,9 @@ def both(*slots: int, when: str) -> str:
     ("slots", "when", "back_to"),
     [
         ((1, 2), "step=6,point=before_vote", 4),
-        pytest.param((3, 0), "step=6,point=in_vote", 4, marks=pytest.mark.full),
-        pytest.param((0, 1), "step=6,point=after_update", 5, marks=pytest.mark.full),
-        pytest.param((1, 2), "point=at_finish", 11, marks=pytest.mark.full),
+        pytest.param((3, 0), "step=6,point=in_vote", 4, marks=FULL),
+        pytest.param((0, 1), "step=6,point=after_update", 5, marks=FULL),
+        pytest.param((1, 2), "point=at_finish", 11, marks=FULL),
     ],
 )
 def test_a_node_is_lost_with_its_first_keeper_where_two_keep_its_copies(
@@ -148,6 +168,7 @@ def test_a_node_is_lost_with_its_first_keeper_where_two_keep_its_copies(
     assert not any("start afresh" in note for note in outcome.status.notes)
 
 
+@FULL
 def test_a_node_is_lost_with_its_only_keeper_and_all_start_afresh(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -172,7 +193,7 @@ def test_a_job_with_too_few_nodes_for_its_copies_ends_at_once(cluster: LocalClus
     assert not outcome.committed
 
 
-@pytest.mark.full
+@FULL
 def test_two_nodes_of_two_ranks_are_lost_of_three(cluster: LocalCluster, undisturbed: Twin) -> None:
     kind = dataclasses.replace(kind_of("fsdp"), nodes=3, nproc=2)
     inject = both(1, 2, when="step=6,point=before_vote")
@@ -184,7 +205,7 @@ def test_two_nodes_of_two_ranks_are_lost_of_three(cluster: LocalCluster, undistu
     assert min(line["step"] for line in outcome.events("returned")) >= 4
 
 
-@pytest.mark.full
+@FULL
 def test_two_losses_some_steps_after_a_planned_move_find_copies_of_all(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -213,7 +234,9 @@ def test_a_joiner_that_dies_while_it_receives_a_copy_is_replaced(
     assert len({line["worker"] for line in outcome.events("handoff_begin")}) == 2
 
 
-@pytest.mark.parametrize("lost", [0, 2], ids=["ward", "keeper"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(0, id="ward", marks=FULL), pytest.param(2, id="keeper")]
+)
 def test_a_loss_some_steps_after_a_planned_move_finds_copies_of_all(
     cluster: LocalCluster, undisturbed: Twin, lost: int
 ) -> None:

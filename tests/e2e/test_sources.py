@@ -37,6 +37,7 @@ def test_a_leaver_and_a_stayer_send_a_state_together(
     assert helpers(outcome) == {2}
 
 
+@pytest.mark.full
 def test_two_replicas_send_what_a_lost_rank_held(cluster: LocalCluster, undisturbed: Twin) -> None:
     training = Training(cluster, BIG, inject="kill:rank=1,step=3,point=before_vote")
 
@@ -64,7 +65,7 @@ def test_a_second_source_that_dies_in_the_hand_off_is_replaced_too(
     assert {line["rank"] for line in outcome.events("fault")} == {1, 3}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_replicas_that_part_keep_copies_from_then_on(
     cluster: LocalCluster, undisturbed: Twin, rank: int
 ) -> None:

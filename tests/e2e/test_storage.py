@@ -17,7 +17,10 @@ REPLICAS = Kind(nodes=3)
 SHARDS = Kind(nodes=3, arguments=("--layout", "fsdp"), script=SHARDED)
 WIDE = Kind(nodes=3, arguments=("--hidden", "1024"))
 """Whose gradients fill several buckets of DDP."""
-KINDS = pytest.mark.parametrize("kind", [REPLICAS, SHARDS], ids=["ddp", "fsdp"])
+FULL = pytest.mark.full
+KINDS = pytest.mark.parametrize(
+    "kind", [pytest.param(REPLICAS, id="ddp", marks=FULL), pytest.param(SHARDS, id="fsdp")]
+)
 EVERY = 4
 SAVED = 3
 """The step of the first checkpoint."""
@@ -71,7 +74,14 @@ def test_a_checkpoint_changes_no_bit_of_what_it_is_taken_of(
     assert steps_in(saves) == ["step-15", "step-19"]
 
 
-@pytest.mark.parametrize("kind", [REPLICAS, SHARDS, WIDE], ids=["ddp", "fsdp", "wide"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(REPLICAS, id="ddp"),
+        pytest.param(SHARDS, id="fsdp"),
+        pytest.param(WIDE, id="wide", marks=FULL),
+    ],
+)
 def test_a_new_job_goes_on_with_the_bits_of_one_that_was_cut_off(
     cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path, kind: Kind
 ) -> None:
@@ -102,7 +112,9 @@ def test_a_job_that_has_lost_all_workers_goes_on_from_its_last_checkpoint(
 
 
 @KINDS
-@pytest.mark.parametrize(("held", "starts"), [(SAVED + 1, 2), (SAVED + 3, 1)])
+@pytest.mark.parametrize(
+    ("held", "starts"), [pytest.param(SAVED + 1, 2, marks=FULL), (SAVED + 3, 1)]
+)
 def test_a_job_that_was_resumed_loses_a_node_like_any_other(
     cluster: LocalCluster,
     undisturbed: Twin,
@@ -143,8 +155,15 @@ def test_when_the_only_copies_are_lost_too_all_go_on_from_the_last_checkpoint(
     assert not {slot.node for slot in outcome.status.slots} & set(lost)
 
 
-@pytest.mark.parametrize("nodes", [2, 5])
-@KINDS
+@pytest.mark.parametrize(
+    ("kind", "nodes"),
+    [
+        pytest.param(REPLICAS, 5, id="ddp-5"),
+        pytest.param(SHARDS, 2, id="fsdp-2"),
+        pytest.param(REPLICAS, 2, id="ddp-2", marks=FULL),
+        pytest.param(SHARDS, 5, id="fsdp-5", marks=FULL),
+    ],
+)
 def test_another_number_of_nodes_goes_on_where_all_samples_were_read(
     cluster: LocalCluster, saves: pathlib.Path, kind: Kind, nodes: int
 ) -> None:
@@ -158,7 +177,10 @@ def test_another_number_of_nodes_goes_on_where_all_samples_were_read(
     assert {step for _, step in outcome.committed} == set(range(SAVED + 1, kind.steps))
 
 
-@pytest.mark.parametrize("point", ["step_open", "before_vote", "after_update"])
+@pytest.mark.parametrize(
+    "point",
+    ["before_vote", *(pytest.param(point, marks=FULL) for point in ("step_open", "after_update"))],
+)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_dies_while_it_writes_leaves_no_half_a_checkpoint(
     cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path, rank: int, point: str

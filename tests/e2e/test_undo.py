@@ -17,7 +17,17 @@ def kind_of(what: str) -> Kind:
     return Kind(steps=12, arguments=("--what", what), script=SCRIPT)
 
 
-@pytest.mark.parametrize("point", ["before_update", "before_vote", "after_vote", "after_body"])
+FULL = pytest.mark.full
+MORE = ["before_vote", "after_vote", "after_body"]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before_update",
+        *(pytest.param(p, marks=FULL) for p in ("before_vote", "after_vote", "after_body")),
+    ],
+)
 @pytest.mark.parametrize("what", ["gan", "closure"])
 def test_what_was_updated_in_a_step_that_is_lost_is_undone(
     cluster: LocalCluster, undisturbed: Twin, what: str, point: str
@@ -37,8 +47,11 @@ def test_what_was_updated_in_a_step_that_is_lost_is_undone(
     assert outcome.redone() <= 1
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("point", ["before_update", "before_vote", "after_vote"])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), 2])
+@pytest.mark.parametrize(
+    "point",
+    ["before_update", *(pytest.param(point, marks=FULL) for point in MORE[:2])],
+)
 def test_a_share_of_an_optimizer_is_taken_from_its_copy(
     cluster: LocalCluster, undisturbed: Twin, point: str, rank: int
 ) -> None:

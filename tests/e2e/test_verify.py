@@ -70,6 +70,7 @@ def test_a_script_that_keeps_to_the_rules_is_equal(cluster: LocalCluster) -> Non
     assert (report.steps, report.world_size, report.faults) == (10, 2, (KILL,))
 
 
+@pytest.mark.full
 def test_faults_are_drawn_from_the_seed_where_none_is_given(cluster: LocalCluster) -> None:
     report = verify(cluster, SCRIPT, "--steps", "6", faults=())
 
