@@ -22,7 +22,12 @@ def kind_of(data: str, workers: int) -> Kind:
 
 @pytest.mark.parametrize(
     ("data", "workers"),
-    [("state", 2), pytest.param("state", 0, marks=pytest.mark.full), ("own", 0), ("replay", 1)],
+    [
+        ("state", 2),
+        ("replay", 1),
+        pytest.param("state", 0, marks=pytest.mark.full),
+        pytest.param("own", 0, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("step", [pytest.param(6, marks=pytest.mark.full), 10])
 def test_a_killed_rank_of_a_stream_is_taken_over_bit_for_bit(

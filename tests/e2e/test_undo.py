@@ -28,7 +28,7 @@ MORE = ["before_vote", "after_vote", "after_body"]
         *(pytest.param(p, marks=FULL) for p in ("before_vote", "after_vote", "after_body")),
     ],
 )
-@pytest.mark.parametrize("what", ["gan", "closure"])
+@pytest.mark.parametrize("what", ["gan", pytest.param("closure", marks=FULL)])
 def test_what_was_updated_in_a_step_that_is_lost_is_undone(
     cluster: LocalCluster, undisturbed: Twin, what: str, point: str
 ) -> None:

@@ -27,22 +27,19 @@ WAYS = {
         *("--overflow", str(STEP)),
     ),
 }
-USUAL = {"accumulation", "loader workers that augment", "a skipped update", "all of them"}
-
-
-def kinds(usual: set[str]) -> pytest.MarkDecorator:
-    """Try the usual ways, and the others in the full test."""
-    found = []
-    for name, way in WAYS.items():
-        marks = [] if name in usual else [pytest.mark.full]
-        found.append(pytest.param(Kind(arguments=way), id=name, marks=marks))
-    return pytest.mark.parametrize("kind", found)
-
-
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            Kind(arguments=way), id=name, marks=[pytest.mark.full] * (name != "all of them")
+        )
+        for name, way in WAYS.items()
+    ],
+)
 OTHERS = ["step_open", "before_vote", "in_vote", "after_vote", "after_body"]
 
 
-@kinds(USUAL)
+@KINDS
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "point",
@@ -61,7 +58,7 @@ def test_a_rank_that_dies_in_the_middle_changes_no_bit(
     assert outcome.status.epoch > 1
 
 
-@kinds({"all of them"})
+@KINDS
 @pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_planned_move_in_the_middle_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, kind: Kind, slot: int
