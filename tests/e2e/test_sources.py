@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -63,6 +64,27 @@ def test_a_second_source_that_dies_in_the_hand_off_is_replaced_too(
     assert outcome.redone() == 1
     assert not any("all workers start afresh" in note for note in outcome.status.notes)
     assert {line["rank"] for line in outcome.events("fault")} == {1, 3}
+
+
+LATE = pytest.mark.parametrize("late", [pytest.param("count", marks=pytest.mark.full), "whole"])
+
+
+@LATE
+@pytest.mark.parametrize(
+    "point", ["before_vote", pytest.param("after_update", marks=pytest.mark.full)]
+)
+def test_what_a_rank_alone_holds_and_changes_after_votes_is_in_copies(
+    cluster: LocalCluster, undisturbed: Twin, late: str, point: str
+) -> None:
+    """Such as the average of a model with BatchNorm: no record of a vote has it as it is."""
+    kind = Kind(nodes=3, steps=12, arguments=("--late", late))
+    training = Training(cluster, kind, inject=f"kill:rank=1,step=8,point={point}")
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind, undone=1)
+    assert outcome.status.redundancy == "copies"
+    assert re.search(r"changed after optimizer.step\(\) of step [0-3] and differs", training.log())
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])

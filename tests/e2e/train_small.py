@@ -111,7 +111,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--hold", nargs=2, default=None)
     parser.add_argument("--codes", action="store_true")
-    parser.add_argument("--late", nargs="*", default=[], choices=["average", "count"])
+    parser.add_argument("--late", nargs="*", default=[], choices=["average", "whole", "count"])
     parser.add_argument("--save", type=pathlib.Path, default=None)
     parser.add_argument("--checkpoint", nargs=2, default=None)
     parser.add_argument("--fail-at", type=int, default=-1)
@@ -137,11 +137,11 @@ def main() -> None:
     )
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=arguments.workers)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
-    average, count = AveragedModel(model.module[1]), Count()
+    averages, count = _averages(model.module), Count()
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=4.0, growth_interval=3, enabled=arguments.overflow is not None
     )
-    session.track(scaler=scaler, **_late(arguments.late, average=average, count=count))
+    session.track(scaler=scaler, **_late(arguments.late, averages, count))
     _save(session, arguments.checkpoint)
     dice = _dice(session) if arguments.dice else None
 
@@ -155,7 +155,7 @@ def main() -> None:
             loss = _backward(mine, batch, scaler, arguments.micro, factor)
             scaler.step(optimizer)
             scaler.update()
-            average.update_parameters(model.module[1])
+            _average(averages, model.module)
             count.losses.append(loss.item())
             scheduler.step()
             optimizer.zero_grad()
@@ -198,13 +198,23 @@ def _fail(at: int, index: int, *, sandbox: bool) -> None:
         raise ValueError(msg)
 
 
-def _late(names: list[str], *, average: AveragedModel, count: Count) -> dict[str, Any]:
-    """Return what is to be tracked of what changes after the update."""
-    everything: dict[str, dict[str, Any]] = {
-        "average": {"average": average},
-        "count": {"per_rank": {"count": count}},
+def _averages(model: nn.Module) -> dict[str, AveragedModel]:
+    """Return an average of one layer, and one of everything, BatchNorm's statistics too."""
+    return {
+        "average": AveragedModel(model.get_submodule("1")),
+        "whole": AveragedModel(model, use_buffers=True),
     }
-    return {key: value for name in names for key, value in everything[name].items()}
+
+
+def _average(averages: dict[str, AveragedModel], model: nn.Module) -> None:
+    averages["average"].update_parameters(model.get_submodule("1"))
+    averages["whole"].update_parameters(model)
+
+
+def _late(names: list[str], averages: dict[str, AveragedModel], count: Count) -> dict[str, Any]:
+    """Return what is to be tracked of what changes after the update."""
+    own = {"per_rank": {"count": count}} if "count" in names else {}
+    return {**{name: averages[name] for name in names if name in averages}, **own}
 
 
 def _save(session: tmover.Session, where: list[str] | None) -> None:

@@ -7,6 +7,7 @@ copies. `landing` is the other side.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +16,10 @@ import torch
 import xxhash
 
 from tmover.errors import StateError
-from tmover.state import memory, shards, shares, tree
+from tmover.state import extras, memory, shards, shares, tree
 from tmover.state.buffers import Buffers
 from tmover.state.memory import Layout
-from tmover.state.parts import ModulePart, OptimizerPart, Part, StreamPart, part
+from tmover.state.parts import ExtraPart, ModulePart, OptimizerPart, Part, StreamPart, part
 
 _SAMPLED = 4
 """About how many parameters are looked at to see whether replicas are still replicas."""
@@ -74,14 +75,19 @@ class Tracked:
             msg = f"`{name}` is tracked already"
             raise StateError(msg)
         new = part(name, obj)
-        packed = tree.pack(new.tree(), tree.Tensors(), self._root(new))
-        tree.encode([packed, tree.pack(new.schema(), tree.Tensors())])
-        self._parts[name] = new
-        self._chosen = []
-        if per_rank or isinstance(new, StreamPart):
-            self._private.add(name)
+        self._add(new, private=per_rank or isinstance(new, StreamPart))
         if isinstance(new, ModulePart):
             self.buffers.add(name, new.module, replicated=not per_rank)
+            if extra := extras.Extra(new.module):
+                self._add(ExtraPart(name, extra), private=True)
+
+    def _add(self, new: Part, *, private: bool) -> None:
+        packed = tree.pack(new.tree(), tree.Tensors(), self._root(new))
+        tree.encode([packed, tree.pack(new.schema(), tree.Tensors())])
+        self._parts[new.name] = new
+        self._chosen = []
+        if private:
+            self._private.add(new.name)
 
     @staticmethod
     def _root(owner: Part) -> str:
@@ -138,8 +144,9 @@ class Tracked:
 
     def has_gradients(self) -> bool:
         """Return whether a parameter has a gradient that is not zero."""
-        gradients = [shards.local(p.grad) for p in self.parameters() if p.grad is not None]
-        return any(bool(gradient.any()) for gradient in gradients)
+        found = [shards.local(p.grad) for p in self.parameters() if p.grad is not None]
+        gradients = [g.coalesce().values() if g.is_sparse else g for g in found]
+        return bool(gradients) and any(map(bool, torch._foreach_norm(gradients, math.inf)))
 
     def schema(self) -> dict[str, str]:
         """Return a digest by name of what must be equal for a state to fit after a rebinding."""

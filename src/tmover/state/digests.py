@@ -56,6 +56,7 @@ def _named(each: Part, parameters: dict[int, str]) -> Iterator[tuple[str, Any]]:
             yield from _leaves(state[kind], f"{each.name}.")
         yield f"{each.name}: modules in eval mode", state["eval"]
         yield f"{each.name}: frozen parameters", state["frozen"]
+        yield f"{each.name}: parameters with a gradient of zero", state["zeroed"]
     elif isinstance(each, OptimizerPart):
         owners = [
             parameters.get(id(one), f"parameter {i}") for i, one in enumerate(each.parameters())

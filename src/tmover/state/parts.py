@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tmover.errors import StateError
-from tmover.state import randoms, shards, tree
+from tmover.state import extras, randoms, shards, tree
 from tmover.state.memory import Layout, refuse_unreadable
 
 _STATELESS = (ProcessGroup, _AllreduceUpcastHookState)
@@ -98,7 +98,8 @@ class ModulePart:
         self.target: object = module
         self.module = module.module if isinstance(module, DistributedDataParallel) else module
         self.modules = list(self.module.modules())
-        self._extra = any(_adds_to_state_dict(m) for m in self.modules)
+        self.has_extra = any(map(extras.adds_more, self.modules))
+        """Whether it writes its state_dict in a way of its own."""
         if any(type(m).__name__ == "FullyShardedDataParallel" for m in self.modules):
             msg = (
                 f"tracked `{name}` is sharded by FSDP1: shard it with `fully_shard` (FSDP2) instead"
@@ -158,16 +159,18 @@ class ModulePart:
             "buffers": {k: shards.local(b) for k, b in self.buffers().items()},
             "eval": [k for k, m in self.module.named_modules() if not m.training],
             "frozen": [k for k, p in self.parameters().items() if not p.requires_grad],
-            "extra": self._extra_state(),
+            "zeroed": [k for k, p in self.parameters().items() if p.grad is not None],
+            "extra": self.extra(),
         }
 
-    def _extra_state(self) -> dict[str, Any]:
-        if not self._extra:
-            return {}
-        known = {k for k, _ in self.module.named_parameters(remove_duplicate=False)}
-        known |= {k for k, _ in self.module.named_buffers(remove_duplicate=False)}
-        state: dict[str, Any] = self.module.state_dict(keep_vars=True)
-        return {key: value for key, value in state.items() if key not in known}
+    def extra(self) -> dict[str, Any]:
+        """Return what it adds to its state_dict beside parameters and buffers."""
+        return extras.more(self.module) if self.has_extra else {}
+
+    def adopt_extra(self, state: dict[str, Any]) -> None:
+        """Take what `extra` has returned."""
+        if state:
+            self.module.load_state_dict(state, strict=False)
 
     def device(self, path: tuple[Any, ...], described: Layout) -> torch.device | None:
         """Let buffers that are caches, and extra state, be new; everything else exists."""
@@ -178,7 +181,10 @@ class ModulePart:
         return next((t.device for t in self._tensors().values()), torch.device(described.device))
 
     def adopt(self, state: Any) -> None:
-        """Attach caches that are new here; set modes, what is frozen, and extra state."""
+        """Attach caches that are new here; set modes, what is frozen, and extra state.
+
+        Gradients are zero at a boundary, or none: an optimizer passes over a parameter without one.
+        """
         live = self.buffers()
         for key, tensor in state["buffers"].items():
             if shards.local(live.get(key)) is not tensor:
@@ -187,11 +193,21 @@ class ModulePart:
         evaluating = set(state["eval"])
         for key, module in self.module.named_modules():
             module.training = key not in evaluating
-        frozen = set(state["frozen"])
+        frozen, zeroed = set(state["frozen"]), set(state["zeroed"])
         for key, parameter in self.parameters().items():
             parameter.requires_grad = key not in frozen
-        if state["extra"]:
-            self.module.load_state_dict(state["extra"], strict=False)
+            zero_gradient(parameter, present=key in zeroed)
+        self.adopt_extra(state["extra"])
+
+
+def zero_gradient(parameter: torch.Tensor, *, present: bool) -> None:
+    """Let a parameter have a gradient of zero, or none."""
+    if not present:
+        parameter.grad = None
+    elif parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    else:
+        parameter.grad.zero_()
 
 
 def _reshard(modules: list[nn.Module]) -> None:
@@ -199,15 +215,6 @@ def _reshard(modules: list[nn.Module]) -> None:
     for module in modules:
         if shards.is_fsdp(module):
             module.reshard()  # type: ignore[operator]
-
-
-def _adds_to_state_dict(module: nn.Module) -> bool:
-    kind = type(module)
-    return (
-        kind.get_extra_state is not nn.Module.get_extra_state
-        or kind._save_to_state_dict is not nn.Module._save_to_state_dict
-        or kind.state_dict is not nn.Module.state_dict
-    )
 
 
 class OptimizerPart:
@@ -371,3 +378,14 @@ class StreamPart(ObjectPart):
     def schema(self) -> Any:
         """Return what kind of generator it is."""
         return [self._kind]
+
+
+class ExtraPart(ObjectPart):
+    """What the modules below a tracked one return from `get_extra_state`: each rank's own."""
+
+    def __init__(self, name: str, extra: extras.Extra) -> None:
+        super().__init__(f"{name}: extra state", extra)
+
+    def schema(self) -> Any:
+        """Return the names of those that have any."""
+        return list(self.tree())

@@ -125,19 +125,23 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Return the `per_rank` objects that changed since: no keeper has them as they are."""
         return [name for name in self.drift(tracked) if name in tracked.parts(per_rank=True)]
 
+    def unknown(self, other: Record, tracked: Tracked) -> list[str]:
+        """Return what changed since the vote of both records, and not alike on both ranks."""
+        mine, theirs = dict(self._values()), dict(other._values())
+        private = tracked.parts(per_rank=True)
+        return [
+            name
+            for name in self.drift(tracked)
+            if name in private or mine.get(name) != theirs.get(name)
+        ]
+
     def refuse_unknown(self, other: Record, tracked: Tracked) -> None:
         """Raise `StateError` if what `other`'s rank holds now is known to nobody.
 
         This is a survivor's record of a vote and `other` a lost rank's. What has changed here since
         has changed there too, and is known if it was equal before: then it changes alike.
         """
-        mine, theirs = dict(self._values()), dict(other._values())
-        private = tracked.parts(per_rank=True)
-        unknown = [
-            name
-            for name in self.drift(tracked)
-            if name in private or mine.get(name) != theirs.get(name)
-        ]
+        unknown = self.unknown(other, tracked)
         if unknown:
             msg = (
                 f"the lost rank's {', '.join(f'`{name}`' for name in unknown)} changed after the "

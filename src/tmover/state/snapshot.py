@@ -17,7 +17,7 @@ from tmover.errors import StateError
 from tmover.state import rng, tree
 from tmover.state.capture import Tracked
 from tmover.state.generations import Copying
-from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart
+from tmover.state.parts import ModulePart, ObjectPart, OptimizerPart, zero_gradient
 from tmover.state.records import Record
 from tmover.state.untouched import Untouched
 
@@ -87,12 +87,22 @@ class Snapshot:
             for each in parts
             if isinstance(each, OptimizerPart)
         ]
+        self._extras = [
+            (each, _Packed(each.extra(), f"tracked `{each.name}`: state_dict()"))
+            for each in parts
+            if isinstance(each, ModulePart) and each.has_extra
+        ]
         modules = (m for each in parts if isinstance(each, ModulePart) for m in each.modules)
         self._modes = [(module, module.training) for module in modules]
         parameters = tracked.parameters()
         self._gradients = [(p, p.grad is not None) for p in parameters]
         self._trained = [(p, p.requires_grad) for p in parameters]
         self._untouched = Untouched(parameters, closely=self._serial <= _CLOSE_LOOKS)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a parameter had a gradient when the step opened, be it zero."""
+        return any(present for _, present in self._gradients)
 
     def hold_still(self) -> None:
         """Copy what an update is about to change, if it is to be undoable."""
@@ -136,8 +146,10 @@ class Snapshot:
                 _forget_scaling(each.obj)
             for optimizer, packed in self._groups:
                 optimizer.adopt_groups(packed.fresh())
+            for module, packed in self._extras:
+                module.adopt_extra(packed.fresh())
             for parameter, present in self._gradients:
-                _restore_gradient(parameter, present=present)
+                zero_gradient(parameter, present=present)
         rng.restore(self._streams)
 
 
@@ -146,12 +158,3 @@ def _forget_scaling(obj: object) -> None:
     stages = getattr(obj, "_per_optimizer_states", None)
     if isinstance(stages, dict):
         stages.clear()
-
-
-def _restore_gradient(parameter: torch.Tensor, *, present: bool) -> None:
-    if not present:
-        parameter.grad = None
-    elif parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    else:
-        parameter.grad.zero_()

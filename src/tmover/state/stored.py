@@ -21,6 +21,7 @@ from tmover.state.capture import Header, Tracked
 from tmover.state.distcp import Block
 from tmover.state.generations import Copying
 from tmover.state.landing import Landing
+from tmover.state.parts import ExtraPart
 from tmover.state.pieces import Piece
 from tmover.state.position import Position
 from tmover.state.records import Record
@@ -238,10 +239,10 @@ def _name(reader: distcp.Reader, key: str, first: int) -> str:
 
 def _refuse_apart(stored: shelf.Stored, tracked: Tracked, ranks: int) -> None:
     """Raise `StateError` if what was written by other ranks cannot be divided anew."""
-    made_by, why = stored.manifest.ranks, ""
+    made_by, private, why = stored.manifest.ranks, tracked.parts(per_rank=True), ""
     if not stored.manifest.any_ranks:
         why = "its ranks held different things under the same names"
-    elif own := tracked.parts(per_rank=True):
+    elif own := [k for k, v in private.items() if not isinstance(v, ExtraPart)]:
         names = ", ".join(f"`{name}`" for name in own)
         why = f"what is tracked as per_rank, or is a random generator, belongs to those: {names}"
     if why:

@@ -181,7 +181,7 @@ def receive_state(
         check_closing(pipe, hello.step, gathering.first, area)
         gathering.complete()
     memory.synchronize(landing.tensors)
-    landing.adopt()
+    _adopt(landing)
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(Answer())])
     return Received(hello.step, bytes(record), hello.keeping)
 
@@ -219,6 +219,17 @@ def receive_generation(
     generation.record = record
     keep(generation)
     pipe.send(Kind.ANSWER, [msgspec.msgpack.encode(Answer())])
+
+
+def _adopt(landing: Landing) -> None:
+    """Attach what came. Raises `StateError` with the reason of whatever cannot take it."""
+    try:
+        landing.adopt()
+    except StateError:
+        raise
+    except Exception as error:  # what is tracked raises what it likes
+        msg = f"what was received cannot be taken: {error!r}"
+        raise StateError(msg) from error
 
 
 def _on_device(tracked: Tracked) -> bool:

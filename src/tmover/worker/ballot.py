@@ -86,8 +86,8 @@ class Ballot:
             digest = self._tracked.holdings()
         elif len(set(runtime.replicas)) < len(runtime.replicas):
             digest = self._tracked.sample(runtime.replicas[runtime.identity.rank])
-        holds = votes.Holding(runtime.copies.nodes, digest).encode() if digest else b""
-        return vote._replace(holds=holds, held=runtime.copies.held)
+        holding = votes.Holding(runtime.copies.nodes, runtime.late, digest)
+        return vote._replace(holds=holding.encode() if digest else b"", held=runtime.copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:
         """Return what became of the vote on `step`, now that the controller has said it."""

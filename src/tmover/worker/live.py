@@ -227,15 +227,14 @@ class LiveEngine:
             msg = f"`with step` inside `with step` (step {self._attempt.step.index})"
             raise ConfigError(msg)
         if not self.sandbox:
-            if step.index < refusals.CHECKED_STEPS:
-                refusals.check_gradients(self.tracked)
             if self._record:
-                opening = Record.decode(self._record)
-                if step.index < refusals.CHECKED_STEPS:
-                    refusals.warn_of_late(opening, self.tracked, step.index)
+                opening, ward = Record.decode(self._record), runtime.kept.get(step.index - 1)
+                runtime.late |= refusals.has_late(opening, ward, self.tracked, step.index)
                 opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         snapshot = Snapshot(self.tracked, whole=self._undo and not self.sandbox)
+        if not self.sandbox:
+            refusals.check_opening(self.tracked, snapshot)
         self._attempt = Attempt(step=step, snapshot=snapshot)
         runtime.fabric.attempt_open = True
         runtime.fabric.refusal = runtime.fabric.caution = ""

@@ -15,6 +15,7 @@ from tmover.state.records import Record
 
 if TYPE_CHECKING:
     from tmover.comm.fabric import Fabric
+    from tmover.state.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,17 @@ AFTER_LOOP = (
     "a collective after the loop: it could not be done again if a node were lost in it; write "
     "`for step in session.final():` and `with step:` around it"
 )
+REGROUPED = (
+    "{name} got other parameters after its first update: no standby has them, and no move could "
+    "succeed; give it all groups when it is made, and freeze (requires_grad=False) those that are "
+    "to be trained later"
+)
+COUNTING = (
+    "%s changes its attribute %s at each update, which is not handed over: a joiner begins with it "
+    "as it was made; keep it in the optimizer's `state` or in a group, or give the optimizer a "
+    "state_dict of its own"
+)
+_TORCHS_OWN = {"_opt_called", "_step_count"}
 REPLAYED = (
     "the loader cannot go straight to a position: a joiner fetches all batches before it again, "
     "and drops them; give the dataset or the loader `state_dict` and `load_state_dict`"
@@ -41,6 +53,11 @@ REPLAYED = (
 PARTED = (
     "ranks that held the same parameters do not any more: copies are kept on other nodes from now "
     "on, and a checkpoint holds each rank's own"
+)
+LATE = (
+    "%s changed after optimizer.step() of step %d and differs by rank: copies of all are kept on "
+    "other nodes from now on, and after a loss all return to those; changed before "
+    "optimizer.step(), it would cost none"
 )
 LEFT_UNCOMMITTED = (
     "the loop was left by `break` in a step that was interrupted and would have been done again: "
@@ -83,6 +100,8 @@ class Updates:
         self._tracked = tracked
         self._checked: dict[int, int] = {}
         """How many parameters the optimizers have that are known to be tracked, by id."""
+        self._looks: dict[int, list[dict[str, Any]]] = {}
+        """Their own numbers, as they were before their first updates, by id."""
 
     def check(
         self,
@@ -96,9 +115,32 @@ class Updates:
         if not undo:
             check_closure(optimizer, args, kwargs)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._checked.get(id(optimizer)) != count:
+        known = self._checked.get(id(optimizer))
+        if known is None:
             check_tracked(self._tracked, optimizer)
             self._checked[id(optimizer)] = count
+        elif known != count:
+            check_tracked(self._tracked, optimizer)
+            raise ConfigError(REGROUPED.format(name=type(optimizer).__name__))
+        looks = self._looks.setdefault(id(optimizer), [])
+        if len(looks) < CHECKED_STEPS:
+            looks.append(_numbers(optimizer))
+            _warn_of_counting(optimizer, looks)
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what an optimizer keeps in plain attributes, but for what torch puts there."""
+    own = vars(optimizer).items()
+    return {k: v for k, v in own if type(v) in (int, float, str) and k not in _TORCHS_OWN}
+
+
+def _warn_of_counting(optimizer: torch.optim.Optimizer, looks: list[dict[str, Any]]) -> None:
+    """Warn, once, of what the last two looks at an optimizer's attributes show."""
+    if len(looks) == CHECKED_STEPS:
+        before, now = looks[-2:]
+        changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        if changed:
+            logger.warning(COUNTING, type(optimizer).__name__, ", ".join(sorted(changed)))
 
 
 def check_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> None:
@@ -139,9 +181,9 @@ def _added(parts: Iterable[Part], updated: set[int]) -> str:
     return ""
 
 
-def check_gradients(tracked: Tracked) -> None:
+def check_opening(tracked: Tracked, snapshot: Snapshot) -> None:
     """Raise `StateError` if a step opens with gradients: a redo could not make them again."""
-    if tracked.has_gradients():
+    if snapshot.has_gradients and tracked.has_gradients():
         msg = (
             "gradients are present when `with step` is entered: call optimizer.zero_grad() "
             "after optimizer.step(), and keep micro-batches inside one `with step`"
@@ -149,13 +191,15 @@ def check_gradients(tracked: Tracked) -> None:
         raise StateError(msg)
 
 
-def warn_of_late(opening: Record, tracked: Tracked, index: int) -> None:
-    """Say early what would end the job when a node is lost."""
-    names = opening.late(tracked)
+def has_late(opening: Record, ward: bytes | None, tracked: Tracked, index: int) -> bool:
+    """Return whether what differs by rank changes after votes: no keeper has that as it is.
+
+    It is looked for in the first steps, and in each whose number is a power of two. `ward` is the
+    record that this rank keeps for another one, of the same vote.
+    """
+    if index >= CHECKED_STEPS and index & (index - 1):
+        return False
+    names = opening.unknown(Record.decode(ward), tracked) if ward else opening.late(tracked)
     if names:
-        logger.warning(
-            "per_rank %s changed after optimizer.step() of step %d: a node that is lost takes "
-            "that along, and the job could not go on; change it before optimizer.step()",
-            ", ".join(names),
-            index - 1,
-        )
+        logger.warning(LATE, ", ".join(f"`{name}`" for name in names), index - 1)
+    return bool(names)

@@ -89,6 +89,7 @@ class Runtime:
         """Who keeps whose records, by rank."""
         self.replicas: tuple[int, ...] = ()
         """By rank, the first rank that holds the same; known after the first vote."""
+        self.late = False  # whether what a rank alone holds changes after votes, here or anywhere
         self.mark = ""
         """What its checkpoints tell this job from others by."""
         self.resume = environment.resume
@@ -365,18 +366,17 @@ class Runtime:
         Where there are none, copies are kept on as many nodes as is set on rank 0.
         """
         digests = [holding.digest for holding in holdings]
-        same = tuple(map(digests.index, digests))
-        if same == self.replicas:
+        same, late = tuple(map(digests.index, digests)), any(each.late for each in holdings)
+        if same == self.replicas and (not late or self.copies.active):
             return
-        have_parted, nnodes = bool(self.replicas), self.identity.nnodes
-        if have_parted and self.identity.rank == 0:
+        if self.replicas not in ((), same) and self.identity.rank == 0:
             logger.warning(refusals.PARTED)
-        self.replicas = same
+        is_first, self.replicas, self.late = not self.replicas, same, late
+        nnodes = self.identity.nnodes
         if nnodes == 1:
             return
-        found = replicas.keepers(digests, self.identity.nproc)
-        nodes = holdings[0].copies if found is None else 0
-        nodes = copies.with_room(nodes, nnodes=nnodes, strict=not have_parted)
+        found = None if late else replicas.keepers(digests, self.identity.nproc)
+        nodes = 0 if found else copies.with_room(holdings[0].copies, nnodes=nnodes, strict=is_first)
         self.keepers = found or self.keepers
         self.copies.follow(nodes)
         if self.standing.world is not None:

@@ -178,6 +178,7 @@ class Switch:
 
     def _broke(self, epoch: int, error: LinkError | Interrupted) -> None:
         peers = error.peers if isinstance(error, LinkError) else ()
+        logger.warning("the switch to epoch %d broke: %s", epoch, error)
         self._runtime.fabric.revoke(epoch, str(error))
         self._standing.accuse(epoch, peers, str(error))
         self._runtime.trace.write("broke", epoch=epoch, reason=str(error), peers=list(peers))

@@ -16,7 +16,7 @@ from tmover.core.rank import Vote
 from tmover.errors import ProtocolError
 
 _VOTE = struct.Struct("!q?I?q")
-_HOLDING = struct.Struct("!I16s")
+_HOLDING = struct.Struct("!I?16s")
 
 
 class Holding(NamedTuple):
@@ -24,14 +24,16 @@ class Holding(NamedTuple):
 
     copies: int
     """On how many other nodes it is set to keep copies."""
+    late: bool
+    """Whether what it alone holds changes after votes, so that no record has it as it is."""
     digest: bytes
     """Of what its replicas hold too."""
 
     def encode(self) -> bytes:
         """Return it as bytes.
 
-        >>> Holding.decode(Holding(2, b"d" * 16).encode())
-        Holding(copies=2, digest=b'dddddddddddddddd')
+        >>> Holding.decode(Holding(2, True, b"d" * 16).encode())
+        Holding(copies=2, late=True, digest=b'dddddddddddddddd')
         """
         return _HOLDING.pack(*self)
 

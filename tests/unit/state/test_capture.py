@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tmover.errors import StateError
 from tmover.state.capture import Tracked, capture, mismatch
 from tmover.state.landing import Landing
+from tmover.state.records import Record
 from unit.state.conftest import HandOver
 
 
@@ -304,14 +305,37 @@ def test_what_an_optimizer_has_counts_more_than_what_others_set(hand_over: HandO
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_extra_state_of_a_module_is_handed_over(hand_over: HandOver) -> None:
+def test_extra_state_of_a_module_is_the_rank_s_own(hand_over: HandOver) -> None:
+    """It is in its record, so a joiner has the lost rank's and not that of whoever sends."""
     source, target = Counting(), Counting()
+    lost = tracked(m=nn.Sequential(Counting()))
     source.seen = 5
+    theirs, ours = tracked(m=nn.Sequential(source)), tracked(m=nn.Sequential(target))
+    record = Record.capture(lost, position=None)
 
-    hand_over(tracked(m=nn.Sequential(source)), tracked(m=nn.Sequential(target)))
+    hand_over(theirs, ours)
+    record.restore_private(ours)
+    assert (target.seen, torch.equal(target.linear.weight, source.linear.weight)) == (0, True)
 
+    Record.capture(theirs, position=None).restore_private(ours)
     assert target.seen == 5
-    assert torch.equal(target.linear.weight, source.linear.weight)
+
+
+@pytest.mark.parametrize("before", [None, 3.0])
+@pytest.mark.parametrize("there", [False, True])
+def test_which_gradients_are_zero_and_which_are_none_is_handed_over(
+    hand_over: HandOver, there: bool, before: float | None
+) -> None:
+    """An optimizer updates the former (momentum, weight decay) and passes over the latter."""
+    source, target = Net(), Net()
+    source.scale.grad = torch.zeros_like(source.scale) if there else None
+    target.scale.grad = None if before is None else torch.full_like(target.scale, before)
+
+    hand_over(tracked(m=source), tracked(m=target))
+
+    gradient = target.scale.grad
+    assert (gradient is not None) is there
+    assert gradient is None or not bool(gradient.any())
 
 
 def test_modes_are_handed_over(hand_over: HandOver) -> None:

@@ -260,3 +260,45 @@ def test_given_streams_are_what_is_gone_back_to(loop: Loop) -> None:
     Snapshot(loop.tracked, streams=streams).restore(loop.tracked)
 
     assert random.random() == expected
+
+
+class Seen(nn.Module):
+    """Counts its forwards in its extra state, and in what it adds to its state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.seen = self.added = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        self.added += 1
+        return x * self.weight * self.seen * self.added
+
+    def get_extra_state(self) -> int:
+        return self.seen
+
+    def set_extra_state(self, state: int) -> None:
+        self.seen = state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}added"] = self.added
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        self.added = state.pop(f"{prefix}added", self.added)
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def test_what_a_module_adds_to_its_state_dict_goes_back_with_the_step() -> None:
+    module = Seen()
+    tracked = Tracked()
+    tracked.track("model", nn.Sequential(module))
+    module.seen, module.added = 3, 4
+    snapshot = Snapshot(tracked)
+
+    for _ in range(2):
+        module(torch.ones(1))
+        snapshot.restore(tracked)
+
+    assert (module.seen, module.added) == (3, 4)

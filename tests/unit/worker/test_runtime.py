@@ -112,7 +112,7 @@ def test_a_job_with_too_few_nodes_for_the_copies_it_needs_is_refused(
     runtime = runtime_of(line, fabric, nnodes=2)
 
     with pytest.raises(ConfigError) as refused:
-        runtime.share([Holding(2, b"x" * 16), Holding(1, b"y" * 16)])
+        runtime.share([Holding(2, False, b"x" * 16), Holding(1, False, b"y" * 16)])
 
     assert str(refused.value) == (
         "[worker] copies = 2: a job on 2 nodes has 1 other to keep a rank's copies: set "
@@ -124,15 +124,29 @@ def test_replicas_that_part_keep_copies_on_as_many_nodes_as_there_are(
     line: Line, fabric: Fabric, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = runtime_of(line, fabric, nnodes=2)
-    runtime.share([Holding(2, b"x" * 16)] * 2)
-    runtime.share([Holding(2, b"y" * 16)] * 2)
+    runtime.share([Holding(2, False, b"x" * 16)] * 2)
+    runtime.share([Holding(2, False, b"y" * 16)] * 2)
     assert not runtime.copies.active
 
-    runtime.share([Holding(2, b"y" * 16), Holding(2, b"z" * 16)])
+    runtime.share([Holding(2, False, b"y" * 16), Holding(2, False, b"z" * 16)])
 
     assert (runtime.copies.active, runtime.copies.nodes) == (True, 1)
     assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((1, 0), 0), ((), 1)]
     assert "do not any more" in caplog.text
+
+
+def test_replicas_of_which_one_changes_something_late_keep_copies(
+    line: Line, fabric: Fabric
+) -> None:
+    runtime = runtime_of(line, fabric, nnodes=2)
+    runtime.share([Holding(1, False, b"x" * 16)] * 2)
+
+    for _ in range(2):
+        runtime.share([Holding(1, False, b"y" * 16), Holding(1, True, b"y" * 16)])
+
+    assert runtime.copies.active
+    assert runtime.replicas == (0, 0)
+    assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((1, 0), 0), ((), 1)]
 
 
 @pytest.mark.parametrize("nnodes", [1, 3])
@@ -142,7 +156,7 @@ def test_a_job_on_one_node_keeps_no_copies_whatever_is_set(
     monkeypatch.setenv("TMOVER_WORKER_COPIES", "2")
     runtime = runtime_of(line, fabric, nnodes=nnodes)
 
-    runtime.share([Holding(2, bytes([rank] * 16)) for rank in range(nnodes)])
+    runtime.share([Holding(2, False, bytes([rank] * 16)) for rank in range(nnodes)])
 
     assert runtime.copies.active is (nnodes > 1)
 
@@ -152,7 +166,9 @@ def test_copies_are_kept_on_as_many_nodes_as_rank_0_is_set_to(
 ) -> None:
     runtime = runtime_of(line, fabric, nnodes=3)
 
-    runtime.share([Holding(2, b"x" * 16), Holding(1, b"y" * 16), Holding(1, b"z" * 16)])
+    runtime.share(
+        [Holding(2, False, b"x" * 16), Holding(1, False, b"y" * 16), Holding(1, False, b"z" * 16)]
+    )
 
     assert (runtime.copies.active, runtime.copies.nodes) == (True, 2)
     assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((), 2)]
@@ -162,7 +178,7 @@ def test_copies_are_kept_on_as_many_nodes_as_rank_0_is_set_to(
 def test_a_job_whose_ranks_are_replicas_keeps_no_copies(line: Line, fabric: Fabric) -> None:
     runtime = runtime_of(line, fabric, nnodes=3)
 
-    runtime.share([Holding(2, b"x" * 16)] * 3)
+    runtime.share([Holding(2, False, b"x" * 16)] * 3)
 
     assert not runtime.copies.active
     assert [(said.keepers, said.copies) for said in line.heard(Sharing)] == [((1, 2, 0), 0)]

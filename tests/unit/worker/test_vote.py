@@ -12,7 +12,7 @@ any_vote = st.builds(
     good=st.booleans(),
     armed=st.integers(min_value=0, max_value=2**32 - 1),
     checkpoint=st.booleans(),
-    holds=st.sampled_from([b"", votes.Holding(2, bytes(range(16))).encode()]),
+    holds=st.sampled_from([b"", votes.Holding(2, True, bytes(range(16))).encode()]),
     held=st.integers(min_value=-1, max_value=2**62),
 )
 
@@ -28,7 +28,7 @@ def test_what_has_not_the_size_of_a_vote_is_refused(payload: bytes) -> None:
         votes.decode(payload)
 
 
-@pytest.mark.parametrize("holds", [b"", bytes(19), bytes(21)])
+@pytest.mark.parametrize("holds", [b"", bytes(20), bytes(22)])
 def test_a_first_vote_says_what_its_rank_holds(holds: bytes) -> None:
     with pytest.raises(ProtocolError, match=f"in {len(holds)} bytes"):
         votes.Holding.decode(holds)
