@@ -18,6 +18,7 @@ KINDS: dict[str, Kind] = {
     "ddp, loader workers": Kind(arguments=("--workers", "2")),
     "ddp, accumulation": Kind(arguments=("--micro", "2")),
     "ddp, late changes": Kind(arguments=("--codes", "--late", "average")),
+    "ddp, own late changes": Kind(arguments=("--late", "whole", "count")),
     "fsdp": Kind(nodes=4, steps=12, arguments=("--layout", "fsdp"), script=_SHARDED),
     "hsdp": Kind(nodes=4, steps=12, arguments=("--layout", "hsdp"), script=_SHARDED),
     "tp": Kind(nodes=4, steps=12, arguments=("--layout", "tp"), script=_SHARDED),
