@@ -191,13 +191,16 @@ def check_opening(tracked: Tracked, snapshot: Snapshot) -> None:
         raise StateError(msg)
 
 
-def has_late(opening: Record, ward: bytes | None, tracked: Tracked, index: int) -> bool:
+def has_late(
+    opening: Record, ward: bytes | None, tracked: Tracked, *, index: int, first: int
+) -> bool:
     """Return whether what differs by rank changes after votes: no keeper has that as it is.
 
-    It is looked for in the first steps, and in each whose number is a power of two. `ward` is the
-    record that this rank keeps for another one, of the same vote.
+    It is looked for in the first steps of a run, and in each power of two. `ward` is the record
+    that this rank keeps for another one, of the same vote.
     """
-    if index >= CHECKED_STEPS and index & (index - 1):
+    done = index - first
+    if done >= CHECKED_STEPS and done & (done - 1):
         return False
     names = opening.unknown(Record.decode(ward), tracked) if ward else opening.late(tracked)
     if names:

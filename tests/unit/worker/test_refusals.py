@@ -101,7 +101,7 @@ def test_an_average_whose_buffers_differ_by_rank_is_seen(
         record, kept = mine.step(), ward.step()
         mine.tracked.buffers.refresh()
 
-    found = refusals.has_late(Record.decode(record), kept, mine.tracked, index)
+    found = refusals.has_late(Record.decode(record), kept, mine.tracked, index=index + 40, first=40)
 
     assert found is looked_at
     assert ("`average.module.running_mean`" in caplog.text) is looked_at
@@ -114,7 +114,7 @@ def test_an_average_whose_buffers_are_alike_is_none(caplog: pytest.LogCaptureFix
         record, kept = mine.step(), ward.step()
         mine.tracked.buffers.refresh()
 
-    assert not refusals.has_late(Record.decode(record), kept, mine.tracked, 2)
+    assert not refusals.has_late(Record.decode(record), kept, mine.tracked, index=2, first=0)
     assert not caplog.text
 
 
