@@ -53,7 +53,7 @@ def test_what_changes_after_the_vote_arrives_as_it_stands_at_the_boundary(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.redone() == 0
-    assert "per_rank count changed after optimizer.step()" in training.log()
+    assert "`count` changed after optimizer.step()" in training.log()
 
 
 def test_the_joiner_opens_one_link_to_each_stayer_and_stayers_none_to_each_other(
