@@ -69,9 +69,12 @@ def test_whatever_else_keeps_it_from_being_proved_is_said(
     ("name", "deterministic", "cause"),
     [
         ("samples", False, "a sampler, or a generator given to the loader, that is not seeded"),
+        ("batch", False, "samples made with random numbers"),
         ("random stream: python", False, "a seed taken from the time"),
         ("model.weight", False, "a kernel that is not deterministic"),
         ("samples", True, "a loader or sampler with a position of its own"),
+        ("batch", True, "data that keeps something from sample to sample"),
+        ("batchnorm.weight", True, "state that is not tracked"),
         ("random stream: torch", True, "random numbers drawn between"),
         ("optimizer: lr", True, "state that is not tracked"),
     ],
