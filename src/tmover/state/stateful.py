@@ -2,8 +2,8 @@
 
 A `ShardedSource` asks an iterable dataset, or what iterates it, in every loader worker; an
 `OpaqueSource` a loader that is not torch's. What they say goes into the position, as of the batch
-that was handed out. A pass of a stream begins as the first one did, with the state that the dataset
-had when the loop began.
+that was handed out. Where an iterable dataset has a state, each of its passes begins with the one
+it had when the loop began; a loader that is not torch's goes on from what it says at a pass's end.
 """
 
 from __future__ import annotations
