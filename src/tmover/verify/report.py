@@ -127,6 +127,14 @@ _UNTRACKED = {
 """Why a run with faults may part from one without, if two without do not."""
 
 
+_OF_GRADIENTS = ("before_backward", "in_backward")
+_NO_GRADIENTS = (
+    "  FSDP2 and HSDP compute gradients for parameters of their own: `before_backward` and "
+    "`in_backward` never come there; give point=before_vote"
+)
+"""What is said of faults that wait for the gradient of a parameter."""
+
+
 def sentences(report: Report) -> Iterator[str]:
     """Yield the outcome, line by line."""
     job = f"{report.steps} steps of {report.world_size} ranks"
@@ -145,6 +153,8 @@ def sentences(report: Report) -> Iterator[str]:
         yield f"not seeded, and nothing depended on it: {', '.join(report.unseeded)}"
     for fault in report.missed:
         yield f"NOT VERIFIED: {fault} did not happen: the job never came to that point"
+        if any(f"point={point}" in fault for point in _OF_GRADIENTS):
+            yield _NO_GRADIENTS
 
 
 def _where(found: Found) -> Iterator[str]:

@@ -91,6 +91,19 @@ def test_a_stream_that_nobody_seeds_is_the_likeliest_of_all() -> None:
     assert first == "the random stream: numpy is not seeded"
 
 
+@pytest.mark.parametrize("point", ["before_backward", "in_backward"])
+def test_a_point_that_never_comes_with_fsdp_is_told_so(point: str) -> None:
+    fault = f"kill:rank=1,step=3,point={point}"
+    (*_, line) = sentences(report(equal=True, missed=(fault,)))
+
+    assert "FSDP2 and HSDP compute gradients for parameters of their own" in line
+    assert "give point=before_vote" in line
+
+
+def test_any_other_point_that_never_came_has_nothing_to_do_with_fsdp() -> None:
+    assert "FSDP2" not in "\n".join(sentences(report(equal=True, missed=(FAULT,))))
+
+
 def test_json_has_all_of_it() -> None:
     found = json.loads(report(parting=WEIGHT).to_json())
 
