@@ -64,6 +64,40 @@ def test_what_is_no_number_is_told_which_would_do(arguments: tuple[str, ...], sa
     assert said in output
 
 
+@pytest.mark.parametrize(
+    "command", [["run"], ["submit", "--local"], ["verify"], ["check-loader"]], ids=" ".join
+)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"import os\n\ndef train(:\n", "the script 'train.py', line 3: SyntaxError: "),
+        (b"return 1\n", "the script 'train.py', line 1: SyntaxError: 'return' outside function"),
+        (b"x = '\xff'\n", "the script 'train.py'"),
+        (b"x = 1\0\n", "null bytes"),
+    ],
+)
+def test_a_script_that_is_no_python_ends_before_anything_is_started(
+    command: list[str], text: bytes, said: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "train.py").write_bytes(text)
+
+    code, output = run(*command, "train.py")
+
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert said in output
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_script_that_only_warns_is_run(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text("print('\\d' is 'd')\n")
+
+    _, output = run("run", "train.py")
+
+    assert "no job to join" in output
+    assert len(output.splitlines()) == 1
+
+
 def test_an_agent_does_not_die_of_a_signal_for_its_workers_before_it_listens() -> None:
     blocked: set[int] = set()
 
