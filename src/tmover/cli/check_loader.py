@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tmover.cli.duration import duration
+from tmover.cli.number import Number
 from tmover.cli.run import check_script
 from tmover.cli.text import Text, plain
 from tmover.errors import ConfigError
@@ -39,21 +40,21 @@ class Script(NamedTuple):
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.option(
     "--ranks",
-    type=click.IntRange(1, 4096),
+    type=Number(1, 4096),
     default=2,
     show_default=True,
     help="How many ranks the script is told there are; two of them are tried.",
 )
 @click.option(
     "--batches",
-    type=click.IntRange(2, 10_000),
+    type=Number(2, 10_000),
     default=12,
     show_default=True,
     help="How many batches are read from each position.",
 )
 @click.option(
     "--most",
-    type=click.IntRange(1),
+    type=Number(1),
     default=1000,
     show_default=True,
     help="How many batches, at most, are read to find the end of a pass.",

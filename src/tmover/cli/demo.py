@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from tmover.cli.number import Number
+
 
 @click.command(name="demo")
 @click.option(
@@ -18,7 +20,7 @@ import click
 )
 @click.option(
     "--steps",
-    type=click.IntRange(300),
+    type=Number(300),
     default=360,
     show_default=True,
     help="Steps of the job, the same in both runs.",

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,10 @@ def command(
 
 
 def check_script(script: str | None, *, module: bool, command: str = "run") -> str:
-    """Return the script if it is there: better said once now than by every worker."""
+    """Return the script if it is there and can be read: better said once now than by every worker.
+
+    Nothing of it is run, and of a module only the package is looked for.
+    """
     from tmover.errors import ConfigError
 
     if script is None:
@@ -138,7 +142,28 @@ def check_script(script: str | None, *, module: bool, command: str = "run") -> s
     elif not pathlib.Path(script).is_file():
         msg = f"there is no script {script!r} in {pathlib.Path.cwd()}"
         raise ConfigError(msg)
+    elif script.endswith(".py"):
+        _check_syntax(script)
     return script
+
+
+def _check_syntax(script: str) -> None:
+    """Raise `ConfigError`, with the line, if the script is no Python: no process could begin it."""
+    from tmover.errors import ConfigError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the workers' to say
+            compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    except OSError as error:
+        msg = f"the script {script!r} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from error
+    except (SyntaxError, ValueError) as error:
+        where = getattr(error, "lineno", None)
+        line = f", line {where}" if where else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        msg = f"the script {script!r}{line}: {type(error).__name__}: {what}"
+        raise ConfigError(msg) from error
 
 
 def _passed_on(flags: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tmover.cli.number import Number
 from tmover.cli.run import check_script
 from tmover.cli.state import state_option
 from tmover.cli.text import Text
@@ -36,7 +37,7 @@ class _Submit(click.Command):
 @click.command(name="submit", cls=_Submit, options_metavar="[OPTIONS]")
 @click.option(
     "--standby",
-    type=click.IntRange(0),
+    type=Number(0),
     metavar="K",
     help="Nodes that stand by. [default: count in the table [standby], 0]",
 )
@@ -50,7 +51,7 @@ class _Submit(click.Command):
 @click.option("--local", is_flag=True, help="On this machine: nodes are groups of processes.")
 @click.option(
     "--nodes",
-    type=click.IntRange(1),
+    type=Number(1),
     default=1,
     show_default=True,
     help="Nodes of the job. Without --local, it is sbatch's.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tmover.cli.number import Number
 from tmover.cli.run import check_script
 from tmover.cli.text import Text, plain
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(2),
+    type=Number(2),
     default=2,
     show_default=True,
     help="Nodes of the job, on this machine.",
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--standby",
-    type=click.IntRange(1),
+    type=Number(1),
     default=1,
     show_default=True,
     metavar="K",
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     help="A fault to do, such as kill:rank=1,step=7,point=in_vote. May be repeated. "
     "[default: drawn at random]",
 )
-@click.option("--seed", type=int, help="What faults are drawn from. [default: at random]")
+@click.option("--seed", type=Number(0), help="What faults are drawn from. [default: at random]")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--config", type=click.Path(path_type=pathlib.Path), help="Configuration file.")

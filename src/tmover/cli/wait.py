@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tmover.cli.duration import duration
+from tmover.cli.number import Number
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 from tmover.process import SPARED, exit_status, identify, is_alive
@@ -43,7 +44,7 @@ _GOODBYE_S = 5.0
 @click.option(
     "--srun",
     "pid",
-    type=click.IntRange(1),
+    type=Number(1),
     metavar="PID",
     help="The srun in the background: if it has ended and no node has joined, end as it did.",
 )

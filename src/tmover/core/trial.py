@@ -73,6 +73,8 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
     """How many samples the dataset has."""
     dropped: int = 0
     """How many of them one rank may leave out at the end of a pass."""
+    changes: tuple[str, ...] = ()
+    """What was seen to change as it was read, in words: `the dataset ... changes its ...`."""
 
 
 class State(str, enum.Enum):
@@ -105,8 +107,16 @@ _SAME_STATE = (
 )
 _SAME_BITS = (
     "draw what is random in a sample from the global streams of torch, numpy or random, which are "
-    "seeded for every batch; not from a generator of one's own, a clock, os.urandom or threads"
+    "seeded for every batch; not from a generator of one's own, a clock, os.urandom or threads; "
+    "and keep nothing from one sample to the next (a cache, a counter, the sample before) in the "
+    "dataset, its transforms or `collate_fn`"
 )
+_NOT_KEPT = {
+    Placing.UNKNOWN: "let no batch depend on it",
+    Placing.NUMBER: "let what a sample holds depend on its number alone",
+    Placing.REPLAY: "let no batch depend on it, or give it `state_dict` and `load_state_dict`",
+    Placing.STATE: "let no batch depend on it, or let `state_dict` say it",
+}
 _SAME_RANK = (
     "what depends on the rank must follow `rank` or `set_rank(rank)` of the loader, sampler or "
     "dataset whenever it is set, and keep nothing of the rank before"
@@ -161,7 +171,18 @@ def _compare(
         name=name,
         state=State.FAILED,
         text=f"batch {other + 1} of {len(seen)}: {what if numbered else 'another batch'}",
-        change=_change(owner, reading, read, same_samples=same_samples),
+        change=_kept(owner, read) + _change(owner, reading, read, same_samples=same_samples),
+    )
+
+
+def _kept(owner: Transcript, read: Transcript | None) -> str:
+    """Return what was seen to keep something from what it has read, and what to do about that."""
+    changes = owner.changes or (() if read is None else read.changes)
+    if not changes:
+        return ""
+    return (
+        f"{'; '.join(changes)} as it is read, and no joiner is handed that: "
+        f"{_NOT_KEPT[owner.placing]}; if it is not that, "
     )
 
 
@@ -194,7 +215,8 @@ def _augmentation(owner: Transcript, joiner: Transcript | None) -> Check:
         return Check(name=name, state=State.SKIPPED, text="samples have no numbers; see above")
     if any(a.samples == b.samples and a.bits != b.bits for a, b in pairs):
         text = f"{where}, the same samples hold other bits when they are fetched again"
-        return Check(name=name, state=State.FAILED, text=text, change=_SAME_BITS)
+        change = _kept(owner, joiner) + _SAME_BITS
+        return Check(name=name, state=State.FAILED, text=text, change=change)
     return Check(name=name, state=State.OK, text=where)
 
 

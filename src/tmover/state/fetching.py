@@ -6,6 +6,7 @@ asked with a `Ticket`, and what it returns depends on the ticket alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -58,6 +59,8 @@ class SeededDataset(Wrapped, Dataset[Any]):
         self._collate = collate
         self._wanted = wanted
         self._batched = batched
+        self.reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Looks on while a batch is fetched."""
         self.twice = False
         """Whether the first batch is fetched twice, in each worker, to see that it is the same."""
 
@@ -75,7 +78,7 @@ class SeededDataset(Wrapped, Dataset[Any]):
         if get_worker_info() is not None:
             rng.seed(ticket.seed)
             return self._fetch(ticket.indices)
-        with rng.isolated(ticket.seed):
+        with rng.isolated(ticket.seed), self.reading():
             return self._fetch(ticket.indices)
 
     def _fetch(self, indices: Any) -> Any:

@@ -71,9 +71,13 @@ class Batches:
     def mistrust(self) -> None:
         """Have what can be fetched twice fetched so at first.
 
-        If it is not the same, `next` raises `ConfigError`.
+        If it is not the same, `next` raises `ConfigError`. What only may not be is warned of.
         """
         self._source.mistrust()
+
+    def changes(self) -> tuple[str, ...]:
+        """Return in words what the dataset, or what else is read from, has changed of itself."""
+        return self._source.drift.changes()
 
     def length(self) -> int:
         """Return the number of batches of a pass. Raises `ConfigError` if nobody knows it."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
 from tmover.state import rng
+from tmover.state.drift import Drift
 from tmover.state.fetching import SeededDataset, Ticket, Varies, same
 from tmover.state.packed import is_stateful
 from tmover.state.position import Fetched, Position, advance, next_pass
@@ -57,6 +58,8 @@ class Source(Protocol):
     """Whether it goes there without fetching everything before it."""
     placing: Placing
     """How it goes there."""
+    drift: Drift
+    """What it has seen its dataset change of itself."""
 
     def mistrust(self) -> None:
         """See, where that can be seen, that what is fetched again is the same."""
@@ -119,10 +122,11 @@ class IndexedSource:
         """What workers see of `_wanted`."""
         self._iterator: Any = None
         self._twice = False
+        self.drift = Drift(loader)
 
     def mistrust(self) -> None:
         """Have the first batch that each loader worker fetches fetched twice."""
-        self._twice = True
+        self._twice = self.drift.warns = True
 
     def flaw(self) -> str:
         """Return why the samples of a position are not known: its order, or its dataset, varies."""
@@ -200,6 +204,8 @@ class IndexedSource:
             mine.dataset, mine.collate_fn, self._shared, batched=mine.batch_sampler is not None
         )
         dataset.twice = self._twice
+        if not mine.num_workers:
+            dataset.reading = self.drift.reading
         return iter(rebuilt(mine, dataset, sampler=_Endless(self._tickets), collate_fn=same))
 
     def close(self) -> None:
@@ -236,9 +242,11 @@ class StreamSource:
         self._iterator: Any = None
         self._stream = rng.Stream(0)
         self._begun = False
+        self.drift = Drift(loader)
 
     def mistrust(self) -> None:
-        """Do nothing: a stream is gone through once."""
+        """Warn of a dataset that changes: a stream is gone through once, not fetched twice."""
+        self.drift.warns = True
 
     def flaw(self) -> str:
         """Return nothing: what it yields is seen only by going through it."""
@@ -267,7 +275,7 @@ class StreamSource:
         for _ in range(2):
             if self._iterator is None:
                 self._open()
-            with self._stream.active():
+            with self._stream.active(), self.drift.reading():
                 batch = next(self._iterator, _END)
             if batch is not _END:
                 self._position = advance(self._position)
@@ -288,7 +296,8 @@ class StreamSource:
         self._stream = rng.Stream(seed)
         with self._stream.active():
             announce_pass(self._loader, self._position.pass_)
-            self._iterator = iter(self._seeded(seed))
+            with self.drift.reading():
+                self._iterator = iter(self._seeded(seed))
             for _ in range(self._position.batch):
                 if next(self._iterator, _END) is _END:
                     break

@@ -2,8 +2,8 @@
 
 A `ShardedSource` asks an iterable dataset, or what iterates it, in every loader worker; an
 `OpaqueSource` a loader that is not torch's. What they say goes into the position, as of the batch
-that was handed out. A pass of a stream begins as the first one did, with the state that the dataset
-had when the loop began.
+that was handed out. Where an iterable dataset has a state, each of its passes begins with the one
+it had when the loop began; a loader that is not torch's goes on from what it says at a pass's end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
 from tmover.state import rng
+from tmover.state.drift import Drift
 from tmover.state.fetching import same
 from tmover.state.packed import LIMIT_BYTES, is_stateful, pack, unpack
 from tmover.state.position import Fetched, Position, advance, next_pass
@@ -79,9 +80,11 @@ class ShardedSource:
         """What the dataset of this process is set to when a pass begins; workers have copies."""
         if not loader.num_workers and is_stateful(loader.dataset):
             self._initial = pack(loader.dataset.state_dict(), "the dataset's state")  # type: ignore[attr-defined]
+        self.drift = Drift(loader)
 
     def mistrust(self) -> None:
-        """Do nothing: a stream is gone through once."""
+        """Warn of a dataset that changes: a stream is gone through once, not fetched twice."""
+        self.drift.warns = True
 
     def flaw(self) -> str:
         """Return nothing: what has a state is believed."""
@@ -108,7 +111,8 @@ class ShardedSource:
         for _ in range(2):
             if self._iterator is None:
                 self._open()
-            sent = next(self._iterator, _END)
+            with self.drift.reading():
+                sent = next(self._iterator, _END)
             if sent is not _END:
                 return Fetched(sent.batch, self._note(sent.shard, sent.after), None)
             self.close()
@@ -198,6 +202,7 @@ class OpaqueSource:
         """Whether the loader itself may stand somewhere else."""
         with rng.isolated(seed):
             self._initial = pack(self._loader.state_dict(), self._what)
+        self.drift = Drift(None)
 
     def mistrust(self) -> None:
         """Do nothing: a stream is gone through once."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tmover.demo.trace import Line
 from tmover.errors import StateError
 
-SAMPLES, LOADER, STREAM = "samples", "loader", "random stream"
+SAMPLES, LOADER, BATCH, STREAM = "samples", "loader", "batch", "random stream"
 AT_THE_END = "the whole state, at the end"
-_FIRST = (SAMPLES, LOADER, STREAM)
+_FIRST = (SAMPLES, LOADER, BATCH, STREAM)
 """What comes first in a step: the rest follows from it."""
 
 
@@ -139,4 +139,9 @@ def _ends(lines: Iterable[Line]) -> dict[int, Line]:
 
 
 def _order(name: str) -> int:
-    return next((at for at, first in enumerate(_FIRST) if name.startswith(first)), len(_FIRST))
+    """Return what comes first in a step: `batch`, not a `batchnorm.weight`."""
+    return next((at for at, first in enumerate(_FIRST) if _is(name, first)), len(_FIRST))
+
+
+def _is(name: str, first: str) -> bool:
+    return name == first or name.startswith(f"{first}:")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tmover.demo.trace import Line
-from tmover.verify.compare import LOADER, SAMPLES, STREAM, Parting
+from tmover.verify.compare import BATCH, LOADER, SAMPLES, STREAM, Parting
 
 _SHOWN = 4
 """How many names are shown to people; JSON has all."""
@@ -77,6 +77,8 @@ def causes(found: Found, *, deterministic: bool, unseeded: Sequence[str] = ()) -
 def _sort_of(name: str) -> str:
     if name.startswith((SAMPLES, LOADER)):
         return "samples"
+    if name == BATCH:
+        return "batch"
     return "streams" if name.startswith(STREAM) else "values"
 
 
@@ -85,14 +87,17 @@ _CHANCE = {
         "a sampler, or a generator given to the loader, that is not seeded",
         "a data set whose order comes from outside: a set, a directory, the time",
     ),
+    "batch": (
+        "samples made with random numbers of a generator of the script's own that is not seeded",
+        "a loader worker that seeds itself",
+        "data from outside: the time, files that change, the order of a set",
+    ),
     "streams": (
         "a seed taken from the time, or none: seed Python's, NumPy's and torch's streams",
         "a thread that draws random numbers beside the training",
     ),
     "values": (
         "a kernel that is not deterministic: torch.use_deterministic_algorithms(True) names it",
-        "samples made with random numbers of a generator of the script's own that is not seeded",
-        "a loader worker that seeds itself",
         "something from outside the training: the time, the process id, the order of a set",
     ),
 }
@@ -102,6 +107,12 @@ _UNTRACKED = {
         "a loader or sampler with a position of its own, which nobody can set",
         "a data set that changes as it is read",
     ),
+    "batch": (
+        "data that keeps something from sample to sample (a cache, a counter, a file's position), "
+        "in the dataset, its transforms or collate_fn: try `tmover check-loader SCRIPT`",
+        "a loader worker with random numbers of its own, seeded by hand",
+        "a batch that is changed in place by something that is not tracked",
+    ),
     "streams": (
         "random numbers drawn between `with step:` and the loop's next turn",
         "a thread that draws random numbers beside the training",
@@ -110,11 +121,18 @@ _UNTRACKED = {
         "state that is not tracked: pass it to session.track (an averaged model, a scaler, "
         "a generator, a counter that the loss depends on)",
         "a value kept from before the loop: on a joiner it is what its rehearsal made of it",
-        "a loader worker with random numbers of its own, seeded by hand",
         "a kernel chosen by timing it: torch.backends.cudnn.benchmark = False",
     ),
 }
 """Why a run with faults may part from one without, if two without do not."""
+
+
+_OF_GRADIENTS = ("before_backward", "in_backward")
+_NO_GRADIENTS = (
+    "  FSDP2 and HSDP compute gradients for parameters of their own: `before_backward` and "
+    "`in_backward` never come there; give point=before_vote"
+)
+"""What is said of faults that wait for the gradient of a parameter."""
 
 
 def sentences(report: Report) -> Iterator[str]:
@@ -135,6 +153,8 @@ def sentences(report: Report) -> Iterator[str]:
         yield f"not seeded, and nothing depended on it: {', '.join(report.unseeded)}"
     for fault in report.missed:
         yield f"NOT VERIFIED: {fault} did not happen: the job never came to that point"
+        if any(f"point={point}" in fault for point in _OF_GRADIENTS):
+            yield _NO_GRADIENTS
 
 
 def _where(found: Found) -> Iterator[str]:

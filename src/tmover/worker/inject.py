@@ -2,12 +2,13 @@
 
 Part of the product, so that a fault that was seen can be repeated: the process whose rank, step and
 point match does the fault to itself, once. Keys: `rank` (the rank held now), `step`, `point` (a
-`Point`), `node` (the start of the agent's name); one that is missing matches everything. A process
-that was a standby when it started is spared, or the joiner would suffer what it came to mend,
-unless `sandbox=1` is given: then only such processes are meant. Faults: `kill` (SIGKILL to this
-process), `killnode` (SIGKILL to this process's agent first, then itself), `stop` (SIGSTOP), `cut`
-(every link of this process breaks; both ends of each live on), `raise` (a RuntimeError in the
-script), `hold` (wait until the file named by the key `until` is there). Each stands in the trace.
+`Point`, always given), `node` (the start of the agent's name); another that is missing matches
+everything. A process that was a standby when it started is spared, or the joiner would suffer what
+it came to mend, unless `sandbox=1` is given: then only such processes are meant. Faults: `kill`
+(SIGKILL to this process), `killnode` (SIGKILL to this process's agent first, then itself), `stop`
+(SIGSTOP), `cut` (every link of this process breaks; both ends of each live on), `raise` (a
+RuntimeError in the script), `hold` (wait until the file named by the key `until` is there). Each
+stands in the trace.
 """
 
 from __future__ import annotations

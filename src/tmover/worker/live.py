@@ -304,7 +304,7 @@ class LiveEngine:
         self._record = attempt.record
         self._pending = None
         runtime.trace.write("committed", step=index, samples=self._samples(index))
-        runtime.trace.state(index, self.tracked, attempt.record)
+        runtime.trace.state(index, self.tracked, attempt.record, batch=attempt.step.batch)
         runtime.pulse(index)
         runtime.injector.at(Point.AFTER_UPDATE, index)
 

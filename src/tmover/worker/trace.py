@@ -9,15 +9,20 @@ is one more line per step, with a digest of each thing that the rank holds, for 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 import threading
 import time
+from typing import Any
 
+from tmover.state import marks
 from tmover.state.capture import Tracked
 from tmover.state.digests import digests
 from tmover.state.records import Record
 from tmover.worker.identity import Identity
+
+logger = logging.getLogger(__name__)
 
 
 class Trace:
@@ -58,10 +63,14 @@ class Trace:
                 os.close(self._file)
                 self._file = None
 
-    def state(self, step: int, tracked: Tracked, record: bytes) -> None:
-        """Append what this rank holds after `step`, as a digest by name, if that is asked for."""
+    def state(self, step: int, tracked: Tracked, record: bytes, *, batch: Any) -> None:
+        """Append what this rank holds after `step`, as a digest by name, if that is asked for.
+
+        The batch is there as well, as the step has left it.
+        """
         if self._states and self.enabled:
-            self.write("state", step=step, digests=digests(tracked, Record.decode(record)))
+            found = {**_of_batch(batch), **digests(tracked, Record.decode(record))}
+            self.write("state", step=step, digests=found)
 
     def finished(self, step: int, tracked: Tracked, record: bytes) -> None:
         """Append what this rank holds at the end of its loop."""
@@ -75,3 +84,14 @@ class Trace:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
+
+
+def _of_batch(batch: Any) -> dict[str, str]:
+    """Return the digest of a batch by its name; nothing if there is none, or it has no digest."""
+    if batch is None:
+        return {}
+    try:
+        return {"batch": marks.digest(batch)}
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's object raises
+        logger.debug("the batch has no digest: %s", error)
+        return {}

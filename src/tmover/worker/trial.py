@@ -146,6 +146,7 @@ class _Trial:
             passes=self._passes,
             size=_size(loader),
             dropped=_dropped(loader),
+            changes=self._batches.changes(),
         )
 
     def _refusal(self) -> str:

@@ -44,6 +44,60 @@ def test_every_command_has_help(command: str) -> None:
     assert output.startswith(f"Usage: tmover {command}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("verify", "--nodes", "x"), "'--nodes': 'x' is not a whole number from 2 on."),
+        (("verify", "--nodes", "1"), "'--nodes': '1' is not a whole number from 2 on."),
+        (("verify", "--standby", "0"), "'--standby': '0' is not a whole number from 1 on."),
+        (("verify", "--seed", "1.5"), "'--seed': '1.5' is not a whole number from 0 on."),
+        (("submit", "--local", "--nodes", ""), "'--nodes': '' is not a whole number from 1 on."),
+        (("check-loader", "--ranks", "9999"), "'9999' is not a whole number from 1 to 4096."),
+        (("demo", "--steps", "x"), "'--steps': 'x' is not a whole number from 300 on."),
+        (("wait", "--srun", "-1"), "'--srun': '-1' is not a whole number from 1 on."),
+    ],
+)
+def test_what_is_no_number_is_told_which_would_do(arguments: tuple[str, ...], said: str) -> None:
+    code, output = run(*arguments)
+
+    assert code == 2
+    assert said in output
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["submit", "--local"], ["verify"], ["check-loader"]], ids=" ".join
+)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"import os\n\ndef train(:\n", "the script 'train.py', line 3: SyntaxError: "),
+        (b"return 1\n", "the script 'train.py', line 1: SyntaxError: 'return' outside function"),
+        (b"x = '\xff'\n", "the script 'train.py'"),
+        (b"x = 1\0\n", "null bytes"),
+    ],
+)
+def test_a_script_that_is_no_python_ends_before_anything_is_started(
+    command: list[str], text: bytes, said: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "train.py").write_bytes(text)
+
+    code, output = run(*command, "train.py")
+
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert said in output
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_script_that_only_warns_is_run(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text("print('\\d' is 'd')\n")
+
+    _, output = run("run", "train.py")
+
+    assert "no job to join" in output
+    assert len(output.splitlines()) == 1
+
+
 def test_an_agent_does_not_die_of_a_signal_for_its_workers_before_it_listens() -> None:
     blocked: set[int] = set()
 
@@ -81,7 +135,7 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["run", "--config", "no.toml", "train.py"], "no.toml"),
         (["submit", "train.py"], "add --local"),
         (["submit", "--local"], "no script given"),
-        (["submit", "--local", "--nodes", "0", "train.py"], "0 is not in the range"),
+        (["submit", "--local", "--nodes", "0", "train.py"], "'0' is not a whole number from 1 on"),
         (["submit", "--local", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
         (["submit", "--local", "nope.py"], "there is no script"),
         (["migrate"], "Missing argument 'NODE'"),
@@ -101,8 +155,8 @@ def test_help_lists_the_commands_and_the_exit_codes() -> None:
         (["submit", "--local"], "no script given; see `tmover submit --help`"),
         (["verify"], "no script given; see `tmover verify --help`"),
         (["verify", "nope.py"], "there is no script 'nope.py'"),
-        (["verify", "--nodes", "1", "train.py"], "1 is not in the range"),
-        (["verify", "--standby", "0", "train.py"], "0 is not in the range"),
+        (["verify", "--nodes", "1", "train.py"], "'1' is not a whole number from 2 on"),
+        (["verify", "--standby", "0", "train.py"], "'0' is not a whole number from 1 on"),
         (["verify", "--faults", "kill", "train.py"], "--faults: cannot read 'kill'"),
         (["verify", "--faults", "raise:point=in_vote", "train.py"], "is no loss"),
         (["status", "\udcff"], r"'\udcff' is not UTF-8"),

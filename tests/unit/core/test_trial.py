@@ -112,6 +112,36 @@ def test_the_same_samples_with_other_bits_are_told_from_other_samples() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("placing", "what_to_do"),
+    [(Placing.NUMBER, "depend on its number alone"), (Placing.REPLAY, "or give it `state_dict`")],
+)
+def test_what_changed_as_it_was_read_is_named_before_the_usual_advice(
+    placing: Placing, what_to_do: str
+) -> None:
+    change = "the dataset `Counter` changes its `n`"
+    other = (Mark(samples="s0", bits="other"), *FIRST[1:])
+    known = {"readings": {**OWN, Reading.AGAIN: other}, "placing": placing, "changes": (change,)}
+
+    checks = named(judge(owner(**known), joiner(changes=(change,)), ranks=2))
+
+    for name in ("same batches from the start again", "what is random in a sample repeats"):
+        advice = checks[name].change
+        assert advice.startswith(f"{change} as it is read, and no joiner is handed that: let ")
+        assert what_to_do in advice
+        assert "draw what is random" in advice
+    assert not checks["same batches in another process"].change
+
+
+def test_what_keeps_something_unseen_is_thought_of() -> None:
+    other = (Mark(samples="s0", bits="other"), *FIRST[1:])
+
+    checks = judge(owner(readings={**OWN, Reading.AGAIN: other}), joiner(), ranks=2)
+
+    advice = named(checks)["same batches from the start again"].change
+    assert "keep nothing from one sample to the next (a cache, a counter" in advice
+
+
 def test_a_state_that_says_too_little_is_blamed_for_what_follows_it() -> None:
     readings = {**without_numbers(OWN), Reading.MIDDLE: (Mark(samples="", bits="x"),) * 2}
 

@@ -64,6 +64,16 @@ def test_what_comes_first_in_a_step_is_named_first() -> None:
     assert list(found.names) == [SAMPLES, STREAM, "model.weight"]
 
 
+def test_a_batch_is_named_before_what_follows_from_it_and_a_parameter_called_alike_is_not() -> None:
+    names = {"batchnorm.weight": "w", "batch": "b", STREAM: "s"}
+    other = but(run(), *did(1, 0, **names))
+
+    found = parting(but(run(), *did(1, 0, **dict.fromkeys(names, "calm"))), other)
+
+    assert found is not None
+    assert list(found.names) == ["batch", STREAM, "batchnorm.weight"]
+
+
 def test_a_name_that_one_run_lacks_is_a_difference() -> None:
     more = but(run(), *did(1, 0, extra="x"))
 

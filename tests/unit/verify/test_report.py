@@ -69,9 +69,12 @@ def test_whatever_else_keeps_it_from_being_proved_is_said(
     ("name", "deterministic", "cause"),
     [
         ("samples", False, "a sampler, or a generator given to the loader, that is not seeded"),
+        ("batch", False, "samples made with random numbers"),
         ("random stream: python", False, "a seed taken from the time"),
         ("model.weight", False, "a kernel that is not deterministic"),
         ("samples", True, "a loader or sampler with a position of its own"),
+        ("batch", True, "data that keeps something from sample to sample"),
+        ("batchnorm.weight", True, "state that is not tracked"),
         ("random stream: torch", True, "random numbers drawn between"),
         ("optimizer: lr", True, "state that is not tracked"),
     ],
@@ -86,6 +89,19 @@ def test_a_stream_that_nobody_seeds_is_the_likeliest_of_all() -> None:
     first = causes(WEIGHT, deterministic=False, unseeded=["random stream: numpy"])[0]
 
     assert first == "the random stream: numpy is not seeded"
+
+
+@pytest.mark.parametrize("point", ["before_backward", "in_backward"])
+def test_a_point_that_never_comes_with_fsdp_is_told_so(point: str) -> None:
+    fault = f"kill:rank=1,step=3,point={point}"
+    (*_, line) = sentences(report(equal=True, missed=(fault,)))
+
+    assert "FSDP2 and HSDP compute gradients for parameters of their own" in line
+    assert "give point=before_vote" in line
+
+
+def test_any_other_point_that_never_came_has_nothing_to_do_with_fsdp() -> None:
+    assert "FSDP2" not in "\n".join(sentences(report(equal=True, missed=(FAULT,))))
 
 
 def test_json_has_all_of_it() -> None:
