@@ -19,11 +19,14 @@ import shutil
 from typing import NamedTuple
 
 import msgspec
+import xxhash
 
 from tmover.errors import StateError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+SUMS = "sums"
+"""What appears in a part once all of it is on the disk."""
 FAILED = "failed"
 _COMPLETE = re.compile(r"step-(\d+)")
 _UNFINISHED = re.compile(r"step-(\d+)\..*(partial|removed)")
@@ -41,9 +44,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """By rank, the first rank that held the same parameters and optimizer state."""
     any_ranks: bool
     """Whether it can be taken apart for another number of ranks."""
+    metadata: str
+    """A hash of what says where each tensor is."""
     files: dict[str, int]
     """All others in the directory, and their sizes in bytes."""
     format: int = FORMAT
+    seal: str = ""
+    """A hash of all this."""
 
     @property
     def ranks(self) -> int:
@@ -78,8 +85,8 @@ def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
 
     If there is one of its step already, it is that one that stays.
     """
-    name = unfinished / MANIFEST
-    write(name, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    sealed = msgspec.structs.replace(manifest, seal=_seal(manifest))
+    write(unfinished / MANIFEST, msgspec.json.format(msgspec.json.encode(sealed), indent=1))
     final = unfinished.with_name(f"step-{manifest.step}")
     if has(final.parent, manifest.step):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -87,6 +94,11 @@ def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     unfinished.rename(final)
     sync(final.parent)
     return final
+
+
+def _seal(manifest: Manifest) -> str:
+    bare = msgspec.structs.replace(manifest, seal="")
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare))
 
 
 def listed(whole: pathlib.Path) -> dict[str, int]:
@@ -104,6 +116,12 @@ def read(path: pathlib.Path) -> Stored:
         raise StateError(msg) from error
     if manifest.format != FORMAT:
         msg = f"{path} has format {manifest.format}, and this tmover reads {FORMAT}"
+        raise StateError(msg)
+    if manifest.seal != _seal(manifest):
+        msg = f"{path} is damaged: its {MANIFEST} was altered"
+        raise StateError(msg)
+    if path.name != f"step-{manifest.step}":
+        msg = f"{path} is damaged: its {MANIFEST} is of step {manifest.step}"
         raise StateError(msg)
     for name, size in manifest.files.items():
         try:
@@ -127,6 +145,14 @@ def complete(directory: pathlib.Path) -> list[pathlib.Path]:
         if (match := _COMPLETE.fullmatch(path.name))
     }
     return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def set_aside(path: pathlib.Path) -> None:
+    """Give a checkpoint that cannot be read a name that tells so, if that can be done."""
+    names = (f"{path.name}.damaged", *(f"{path.name}.damaged-{n}" for n in range(2, 100)))
+    free = (path.with_name(name) for name in names if not path.with_name(name).exists())
+    with contextlib.suppress(OSError, StopIteration):
+        path.rename(next(free))
 
 
 def has(directory: pathlib.Path, step: int) -> bool:

@@ -17,7 +17,7 @@ from tmover.errors import ConfigError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.shelf import Stored
-from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Said, Seat, agree
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Resuming:
             job=runtime.mark,
             resume=runtime.resume,
             rank=runtime.identity.rank,
-            share=share,
+            gather=gather,
         )
 
     def seat(self) -> Seat:
@@ -91,7 +91,8 @@ class Resuming:
         runtime.fabric.mode = Mode.REVOKED if is_over else Mode.LIVE
 
 
-def share(said: list[str]) -> list[str]:
-    """Return, on all ranks, what the first one says."""
-    dist.broadcast_object_list(said, src=0)
-    return said
+def gather(said: Said) -> list[Said]:
+    """Return, on all ranks, what each of them says."""
+    heard = [said] * dist.get_world_size()
+    dist.all_gather_object(heard, said)
+    return heard

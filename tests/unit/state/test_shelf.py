@@ -23,8 +23,19 @@ def written(directory: pathlib.Path, step: int, tag: str = "a") -> pathlib.Path:
 
 def manifest(unfinished: pathlib.Path, step: int) -> Manifest:
     return Manifest(
-        step=step, job="me", replicas=(0, 0), any_ranks=True, files=shelf.listed(unfinished)
+        step=step,
+        job="me",
+        replicas=(0, 0),
+        any_ranks=True,
+        metadata="",
+        files=shelf.listed(unfinished),
     )
+
+
+def replace(path: pathlib.Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def saved(directory: pathlib.Path, step: int, tag: str = "a") -> pathlib.Path:
@@ -104,6 +115,7 @@ def test_what_was_left_unfinished_is_swept_up_and_nothing_else(tmp_path: pathlib
         ),
         (lambda path: (path / shelf.MANIFEST).write_bytes(b"{"), "manifest.json cannot be read"),
         (lambda path: (path / shelf.MANIFEST).unlink(), "manifest.json cannot be read"),
+        (lambda path: replace(path / shelf.MANIFEST, '"me"', '"he"'), "manifest.json was altered"),
     ],
 )
 def test_damage_is_named(tmp_path: pathlib.Path, damage: object, words: str) -> None:
@@ -114,10 +126,16 @@ def test_damage_is_named(tmp_path: pathlib.Path, damage: object, words: str) -> 
         shelf.read(path)
 
 
+def test_one_under_the_name_of_another_step_is_refused(tmp_path: pathlib.Path) -> None:
+    path = saved(tmp_path, 7).rename(tmp_path / "step-8")
+
+    with pytest.raises(StateError, match=r"step-8 is damaged: its manifest\.json is of step 7"):
+        shelf.read(path)
+
+
 def test_one_of_another_format_is_refused(tmp_path: pathlib.Path) -> None:
     path = saved(tmp_path, 7)
-    text = (path / shelf.MANIFEST).read_text()
-    (path / shelf.MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
+    replace(path / shelf.MANIFEST, '"format": 1', '"format": 2')
 
     with pytest.raises(StateError, match="has format 2, and this tmover reads 1"):
         shelf.read(path)
