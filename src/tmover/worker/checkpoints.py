@@ -3,7 +3,9 @@
 At a boundary each rank copies what it holds into host memory, as for a copy on another node, and a
 thread writes that. No rank waits for another, and no collective is made: the first rank looks into
 the directory until all parts are there, and then makes them a checkpoint. An attempt that a rank
-dies in is never completed; the next one that is removes what there is of it.
+dies in is never completed; the next one that is removes what there is of it. If a part cannot be
+written the attempt is given up: a mark says so, and each rank removes its own part, the first one
+all those that are complete. So nobody removes what another one writes.
 """
 
 from __future__ import annotations
@@ -178,13 +180,21 @@ class Checkpoints:
         return _LOOK_S if self._open else None
 
     def _write(self, attempt: _Attempt, staged: Staged) -> None:
+        """Write a part; leave nothing of it if it, or another one, cannot be written."""
+        path, rank = attempt.path, attempt.seat.rank
         try:
-            staged.write(shelf.part(attempt.path, attempt.seat.rank))
+            if not shelf.is_given_up(path):
+                staged.write(shelf.part(path, rank))
         except Exception as error:  # noqa: BLE001 - a thread's edge: training goes on without it
             logger.error("the checkpoint of step %d was not written: %s", attempt.step, error)
-            shelf.give_up(attempt.path)
+            shelf.give_up(path)
+            shelf.clear(path, rank)
+            if rank == 0:
+                shelf.clear(path)
             return
-        if attempt.seat.rank == 0:
+        if shelf.is_given_up(path):
+            shelf.clear(path, rank)
+        if rank == 0:
             with self._changed:
                 self._open.append(attempt)
 
@@ -196,6 +206,8 @@ class Checkpoints:
             except (OSError, StateError) as error:
                 logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
                 is_settled = False
+                shelf.give_up(attempt.path)
+                shelf.clear(attempt.path)
                 self._forget(attempt, before=False)
             if is_settled:
                 return
@@ -207,7 +219,9 @@ class Checkpoints:
         assert self.directory is not None
         seat = attempt.seat
         if shelf.is_given_up(attempt.path):
+            shelf.clear(attempt.path)
             self._forget(attempt, before=False)
+            return False
         if not stored.is_written(attempt.path, len(seat.replicas)):
             return False
         stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)

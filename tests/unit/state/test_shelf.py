@@ -102,6 +102,19 @@ def test_what_was_left_unfinished_is_swept_up_and_nothing_else(tmp_path: pathlib
     assert names(tmp_path) == ["mine.partial", "step-1"]
 
 
+def test_of_what_was_given_up_those_parts_are_removed_that_nobody_writes(
+    tmp_path: pathlib.Path,
+) -> None:
+    unfinished = written(tmp_path, 2, "a")
+    (shelf.part(unfinished, 0) / shelf.SUMS).touch()
+
+    shelf.clear(unfinished)
+
+    assert names(unfinished) == ["rank-00001"]
+    shelf.clear(unfinished, 1)
+    assert names(unfinished) == []
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

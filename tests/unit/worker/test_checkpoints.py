@@ -143,6 +143,59 @@ def test_what_cannot_be_written_ends_nothing_and_is_not_waited_for(
     assert ranks.names() == ["step-3"]
 
 
+def in_the_way(ranks: Ranks, rank: int) -> pathlib.Path:
+    """Have a rank fail to write its part of step 1; return where the parts are."""
+    whole = shelf.partial(ranks.directory, 1, f"{ME}-1")
+    whole.mkdir()
+    (shelf.part(whole, rank) / "__0_0.distcp").mkdir(parents=True)
+    return whole
+
+
+def parts(whole: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in whole.glob("rank-*"))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("fails", [0, 1])
+def test_of_an_attempt_that_a_rank_has_given_up_no_part_stays_whoever_is_first(
+    ranks: Ranks, fails: int, order: tuple[int, int]
+) -> None:
+    whole = in_the_way(ranks, fails)
+
+    for rank in order:
+        ranks.boundary(1, ranks=(rank,))
+        if rank != fails and rank == order[0]:
+            ranks.until_written(1, rank)
+    ranks.finish()
+
+    assert parts(whole) == []
+    assert shelf.complete(ranks.directory) == []
+
+
+def test_what_another_rank_is_still_writing_is_let_alone(ranks: Ranks) -> None:
+    whole = in_the_way(ranks, 0)
+    (shelf.part(whole, 1)).mkdir()
+    (shelf.part(whole, 1) / "private").touch()
+
+    ranks.boundary(1, ranks=(0,))
+    ranks.finish()
+
+    assert parts(whole) == ["rank-00001"]
+
+
+def test_parts_that_make_no_whole_are_removed(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = shelf.partial(ranks.directory, 1, f"{ME}-1")
+    (whole / shelf.MANIFEST).mkdir(parents=True)
+
+    ranks.boundary(1)
+    ranks.finish()
+
+    assert "the checkpoint of step 1 is lost" in caplog.text
+    assert parts(whole) == []
+
+
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 1.5}, {"every": 1, "keep": 0}])
 def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="write a whole number from 1 on"):
