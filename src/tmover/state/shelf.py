@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 SUMS = "sums"
 """What appears in a part once all of it is on the disk."""
 FAILED = "failed"
+_SPARE = "spare"
+"""An empty file, made when an attempt begins, that `FAILED` is made of: that takes no inode."""
 _COMPLETE = re.compile(r"step-(\d+)")
 _UNFINISHED = re.compile(r"step-(\d+)\..*(partial|removed)")
 _SIGN = ".shared"
@@ -80,6 +82,12 @@ def part(whole: pathlib.Path, rank: int) -> pathlib.Path:
     return whole / f"rank-{rank:05}"
 
 
+def begin(unfinished: pathlib.Path) -> None:
+    """Have what an attempt needs beside its parts."""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    (unfinished / _SPARE).touch()
+
+
 def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     """Make a checkpoint whose parts are all on the disk complete; return where it is then.
 
@@ -87,6 +95,7 @@ def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     """
     sealed = msgspec.structs.replace(manifest, seal=_seal(manifest))
     write(unfinished / MANIFEST, msgspec.json.format(msgspec.json.encode(sealed), indent=1))
+    (unfinished / _SPARE).unlink(missing_ok=True)
     final = unfinished.with_name(f"step-{manifest.step}")
     if has(final.parent, manifest.step):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -102,8 +111,8 @@ def _seal(manifest: Manifest) -> str:
 
 
 def listed(whole: pathlib.Path) -> dict[str, int]:
-    """Return all files of a checkpoint and their sizes."""
-    found = (path for path in whole.rglob("*") if path.is_file())
+    """Return all files of a checkpoint, or of a part, and their sizes."""
+    found = (p for p in whole.rglob("*") if p.is_file() and p != whole / _SPARE)
     return {path.relative_to(whole).as_posix(): path.stat().st_size for path in sorted(found)}
 
 
@@ -178,8 +187,11 @@ def sweep(directory: pathlib.Path, until: int | None = None) -> None:
 
 def give_up(unfinished: pathlib.Path) -> None:
     """Say, if that can be written, that a part of an attempt will not come."""
+    failed = unfinished / FAILED
     with contextlib.suppress(OSError):
-        (unfinished / FAILED).touch()
+        (unfinished / _SPARE).rename(failed)
+    with contextlib.suppress(OSError):
+        failed.touch()
 
 
 def is_given_up(unfinished: pathlib.Path) -> bool:

@@ -183,6 +183,7 @@ class Checkpoints:
         """Write a part; leave nothing of it if it, or another one, cannot be written."""
         path, rank = attempt.path, attempt.seat.rank
         try:
+            shelf.begin(path)
             if not shelf.is_given_up(path):
                 staged.write(shelf.part(path, rank))
         except Exception as error:  # noqa: BLE001 - a thread's edge: training goes on without it

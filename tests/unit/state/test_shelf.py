@@ -102,6 +102,30 @@ def test_what_was_left_unfinished_is_swept_up_and_nothing_else(tmp_path: pathlib
     assert names(tmp_path) == ["mine.partial", "step-1"]
 
 
+def test_an_attempt_is_given_up_without_a_new_inode_where_none_is_left(
+    tmp_path: pathlib.Path,
+) -> None:
+    unfinished = shelf.partial(tmp_path, 2, "a")
+    shelf.begin(unfinished)
+    (only,) = unfinished.iterdir()
+    inode = only.stat().st_ino
+    assert not shelf.is_given_up(unfinished)
+
+    shelf.give_up(unfinished)
+
+    assert shelf.is_given_up(unfinished)
+    assert [path.stat().st_ino for path in unfinished.iterdir()] == [inode]
+
+
+def test_of_what_an_attempt_begins_with_nothing_is_in_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    shelf.begin(shelf.partial(tmp_path, 2, "a"))
+
+    path = saved(tmp_path, 2, "a")
+
+    assert names(path) == [shelf.MANIFEST, "rank-00000", "rank-00001"]
+    assert shelf.read(path).step == 2
+
+
 def test_of_what_was_given_up_those_parts_are_removed_that_nobody_writes(
     tmp_path: pathlib.Path,
 ) -> None:
