@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tmover.config import WorkerEnvironment
 from tmover.core.events import NO_STEP
 from tmover.errors import ConfigError, StateError
 from tmover.state import shelf
@@ -78,7 +79,10 @@ class Checkpoints:
         self._closed = False
 
     def to(self, directory: str | pathlib.Path, *, every: int, keep: int) -> None:
-        """Take a checkpoint after every so many steps, and keep so many of them."""
+        """Take a checkpoint after every so many steps, and keep so many of them.
+
+        Does nothing where the environment says so, as `tmover verify` has it.
+        """
         if self.directory is not None:
             msg = f"session.checkpoint() was called twice; the first was for {self.directory}"
             raise ConfigError(msg)
@@ -86,6 +90,8 @@ class Checkpoints:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 msg = f"session.checkpoint({name}={value!r}): write a whole number from 1 on"
                 raise ConfigError(msg)
+        if not WorkerEnvironment.read().checkpoints:
+            return
         from tmover.state import stored  # noqa: F401 - takes a second, which a step should not
 
         self.directory = pathlib.Path(directory).absolute()
