@@ -332,6 +332,15 @@ def agree(
     return shelf.read(directory / offer.name) if offer.name else None
 
 
+def announce(stored: shelf.Stored, total: int) -> None:
+    """Say after which step training goes on, or that all steps are done already."""
+    step, path = stored.step, stored.path
+    if step + 1 < total:
+        logger.warning("training goes on after step %d, from %s", step, path)
+    else:
+        logger.warning("nothing is left to do: %s is of step %d, and total=%d", path, step, total)
+
+
 def _offer(directory: pathlib.Path, damaged: _Damaged, job: str, *, resume: bool) -> Said:
     """Return what the first rank would go on from."""
     try:

@@ -22,7 +22,7 @@ from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.worker import signals
-from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree, announce
 from tmover.worker.session import Step
 
 _Said = TypeVar("_Said")
@@ -97,6 +97,8 @@ class PlainEngine:
             batches.seek(record.position)
         self._next = stored.step + 1
         self.checkpoints.gone_on_from(stored.step)
+        if self.rank == 0:
+            announce(stored, self._total)
 
     def _save(self, step: int) -> None:
         """Take a checkpoint if one is due after `step`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tmover.state import shelf
 from tmover.state.capture import Tracked
 from tmover.state.records import Record
 from tmover.state.shelf import Stored
-from tmover.worker.checkpoints import Checkpoints, Said, Seat, agree, choose
+from tmover.worker.checkpoints import Checkpoints, Said, Seat, agree, announce, choose
 
 RANKS = 2
 ME = "me"
@@ -326,6 +327,25 @@ def test_if_all_are_damaged_nothing_begins_anew(ranks: Ranks) -> None:
         assert [type(each) for each in found] == [StateError] * 2
         assert "can be read" in str(found[1])
         assert "step-3/rank-00001/private is damaged" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("total", "words"),
+    [
+        (1, "nothing is left to do: .*step-1 is of step 1, and total=1"),
+        (2, "nothing is left to do: .*step-1 is of step 1, and total=2"),
+        (3, "training goes on after step 1, from .*step-1"),
+    ],
+)
+def test_it_is_said_whether_anything_is_left_to_do(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture, total: int, words: str
+) -> None:
+    saved(ranks, 1)
+
+    announce(shelf.read(ranks.directory / "step-1"), total)
+
+    (message,) = caplog.messages
+    assert re.fullmatch(words, message)
 
 
 def test_all_ranks_hear_what_the_first_one_has_found(ranks: Ranks) -> None:
