@@ -306,6 +306,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the trace has a digest of everything tracked after every step."""
     resume: bool = False
     """Whether to go on from the newest checkpoint of an earlier job."""
+    checkpoints: bool = True
+    """Whether `session.checkpoint` does anything."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -321,6 +323,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             trace=environ.get("TMOVER_TRACE"),
             trace_state=bool(_number(environ, "TMOVER_TRACE_STATE")),
             resume=environ.get("TMOVER_RESUME", "") not in ("", "0"),
+            checkpoints=environ.get("TMOVER_CHECKPOINTS", "") != "0",
         )
 
 

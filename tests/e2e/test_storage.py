@@ -94,6 +94,40 @@ def test_a_new_job_goes_on_with_the_bits_of_one_that_was_cut_off(
     assert min(step for _, step in outcome.committed) == SAVED + 1
 
 
+def test_a_changed_bit_sets_a_checkpoint_aside_and_the_one_before_is_gone_on_from(
+    cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path
+) -> None:
+    Training(cluster, REPLICAS, standby=0, arguments=into(saves), name="whole").finish()
+    assert steps_in(saves) == ["step-15", "step-19"]
+    tensors = saves / "step-19" / "rank-00001" / "__0_0.distcp"
+    data = bytearray(tensors.read_bytes())
+    data[len(data) // 2] ^= 1
+    tensors.write_bytes(data)
+
+    outcome = Training(
+        cluster, REPLICAS, standby=0, arguments=into(saves), settings=RESUME
+    ).finish()
+
+    assert_same_bits(outcome, undisturbed(REPLICAS))
+    assert resumed_at(outcome) == {15}
+    assert steps_in(saves) == ["step-15", "step-19", "step-19.damaged"]
+
+
+@FULL
+def test_a_job_that_has_nothing_left_to_do_says_so_and_ends_well(
+    cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path
+) -> None:
+    Training(cluster, REPLICAS, standby=0, arguments=into(saves), name="whole").finish()
+
+    over = Training(cluster, REPLICAS, standby=0, arguments=into(saves), settings=RESUME)
+    outcome = over.finish()
+
+    assert_same_bits(outcome, undisturbed(REPLICAS))
+    assert outcome.committed == {}
+    logs = [path.read_text() for path in cluster.logs(over.job).glob("node*.log")]
+    assert "".join(logs).count("nothing is left to do") == 1
+
+
 @KINDS
 def test_a_job_that_has_lost_all_workers_goes_on_from_its_last_checkpoint(
     cluster: LocalCluster, undisturbed: Twin, saves: pathlib.Path, kind: Kind

@@ -63,11 +63,16 @@ def written(folder: pathlib.Path, **parts: str) -> pathlib.Path:
     return script
 
 
-def test_a_script_that_keeps_to_the_rules_is_equal(cluster: LocalCluster) -> None:
-    report = verify(cluster, SCRIPT, "--steps", "10")
+def test_a_script_that_keeps_to_the_rules_is_equal_and_leaves_no_checkpoints(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    saves = tmp_path / "saves"
+
+    report = verify(cluster, SCRIPT, "--steps", "10", "--checkpoint", str(saves), "2")
 
     assert (report.verified, report.parting) == (True, None)
     assert (report.steps, report.world_size, report.faults) == (10, 2, (KILL,))
+    assert not saves.exists()
 
 
 @pytest.mark.full

@@ -193,6 +193,11 @@ def test_a_worker_outside_of_tmover_has_no_agent() -> None:
     assert WorkerEnvironment.read({}).agent is None
 
 
+@pytest.mark.parametrize(("text", "takes"), [("0", False), ("1", True), ("", True)])
+def test_a_worker_can_be_told_to_take_no_checkpoints(text: str, takes: bool) -> None:
+    assert WorkerEnvironment.read({"TMOVER_CHECKPOINTS": text}).checkpoints is takes
+
+
 def test_a_list_is_written_with_commas_in_the_environment() -> None:
     loaded = config.load(environ={"TMOVER_CONTROLLER_USERS": "ann,bob"})
 

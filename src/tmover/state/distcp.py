@@ -37,8 +37,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from tmover.errors import StateError
 
-DONE = ".metadata"
-"""What appears in a directory once all of it is on the disk."""
+METADATA = ".metadata"
+"""The file that says where each tensor is."""
 
 
 class Block(NamedTuple):
@@ -100,7 +100,7 @@ class _Loading(LoadPlanner):
 
 
 def write(directory: pathlib.Path, blocks: Sequence[Block]) -> None:
-    """Write the tensors, which are in host memory, and have them on the disk, `DONE` at last."""
+    """Write the tensors, which are in host memory, and have them on the disk."""
     items = [
         WriteItem(
             index=block.known_by,

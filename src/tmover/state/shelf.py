@@ -19,12 +19,17 @@ import shutil
 from typing import NamedTuple
 
 import msgspec
+import xxhash
 
 from tmover.errors import StateError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+SUMS = "sums"
+"""What appears in a part once all of it is on the disk."""
 FAILED = "failed"
+_SPARE = "spare"
+"""An empty file, made when an attempt begins, that `FAILED` is made of: that takes no inode."""
 _COMPLETE = re.compile(r"step-(\d+)")
 _UNFINISHED = re.compile(r"step-(\d+)\..*(partial|removed)")
 _SIGN = ".shared"
@@ -41,9 +46,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """By rank, the first rank that held the same parameters and optimizer state."""
     any_ranks: bool
     """Whether it can be taken apart for another number of ranks."""
+    metadata: str
+    """A hash of what says where each tensor is."""
     files: dict[str, int]
     """All others in the directory, and their sizes in bytes."""
     format: int = FORMAT
+    seal: str = ""
+    """A hash of all this."""
 
     @property
     def ranks(self) -> int:
@@ -73,13 +82,20 @@ def part(whole: pathlib.Path, rank: int) -> pathlib.Path:
     return whole / f"rank-{rank:05}"
 
 
+def begin(unfinished: pathlib.Path) -> None:
+    """Have what an attempt needs beside its parts."""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    (unfinished / _SPARE).touch()
+
+
 def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     """Make a checkpoint whose parts are all on the disk complete; return where it is then.
 
     If there is one of its step already, it is that one that stays.
     """
-    name = unfinished / MANIFEST
-    write(name, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    sealed = msgspec.structs.replace(manifest, seal=_seal(manifest))
+    write(unfinished / MANIFEST, msgspec.json.format(msgspec.json.encode(sealed), indent=1))
+    (unfinished / _SPARE).unlink(missing_ok=True)
     final = unfinished.with_name(f"step-{manifest.step}")
     if has(final.parent, manifest.step):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -89,9 +105,14 @@ def publish(unfinished: pathlib.Path, manifest: Manifest) -> pathlib.Path:
     return final
 
 
+def _seal(manifest: Manifest) -> str:
+    bare = msgspec.structs.replace(manifest, seal="")
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare))
+
+
 def listed(whole: pathlib.Path) -> dict[str, int]:
-    """Return all files of a checkpoint and their sizes."""
-    found = (path for path in whole.rglob("*") if path.is_file())
+    """Return all files of a checkpoint, or of a part, and their sizes."""
+    found = (p for p in whole.rglob("*") if p.is_file() and p != whole / _SPARE)
     return {path.relative_to(whole).as_posix(): path.stat().st_size for path in sorted(found)}
 
 
@@ -104,6 +125,12 @@ def read(path: pathlib.Path) -> Stored:
         raise StateError(msg) from error
     if manifest.format != FORMAT:
         msg = f"{path} has format {manifest.format}, and this tmover reads {FORMAT}"
+        raise StateError(msg)
+    if manifest.seal != _seal(manifest):
+        msg = f"{path} is damaged: its {MANIFEST} was altered"
+        raise StateError(msg)
+    if path.name != f"step-{manifest.step}":
+        msg = f"{path} is damaged: its {MANIFEST} is of step {manifest.step}"
         raise StateError(msg)
     for name, size in manifest.files.items():
         try:
@@ -129,6 +156,14 @@ def complete(directory: pathlib.Path) -> list[pathlib.Path]:
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 
+def set_aside(path: pathlib.Path) -> None:
+    """Give a checkpoint that cannot be read a name that tells so, if that can be done."""
+    names = (f"{path.name}.damaged", *(f"{path.name}.damaged-{n}" for n in range(2, 100)))
+    free = (path.with_name(name) for name in names if not path.with_name(name).exists())
+    with contextlib.suppress(OSError, StopIteration):
+        path.rename(next(free))
+
+
 def has(directory: pathlib.Path, step: int) -> bool:
     """Return whether there is a complete checkpoint of a step."""
     return (directory / f"step-{step}" / MANIFEST).exists()
@@ -152,13 +187,24 @@ def sweep(directory: pathlib.Path, until: int | None = None) -> None:
 
 def give_up(unfinished: pathlib.Path) -> None:
     """Say, if that can be written, that a part of an attempt will not come."""
+    failed = unfinished / FAILED
     with contextlib.suppress(OSError):
-        (unfinished / FAILED).touch()
+        (unfinished / _SPARE).rename(failed)
+    with contextlib.suppress(OSError):
+        failed.touch()
 
 
 def is_given_up(unfinished: pathlib.Path) -> bool:
     """Return whether a part of an attempt will not come."""
     return (unfinished / FAILED).exists()
+
+
+def clear(unfinished: pathlib.Path, rank: int | None = None) -> None:
+    """Remove a rank's part of an attempt that was given up, or all parts that nobody writes."""
+    parts = unfinished.glob("rank-*") if rank is None else [part(unfinished, rank)]
+    for path in parts:
+        if rank is not None or (path / SUMS).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sign(directory: pathlib.Path) -> str:

@@ -2,21 +2,22 @@
 
 Tensors are written as `torch.distributed.checkpoint` does (see `distcp`), those that several ranks
 hold alike by one of them. The rest of what a rank tracks, and what it alone holds, is in a file of
-its own, `private`; `outline` tells how its part compares with others'.
+its own, `private`; `outline` tells how its part compares with others', `sums` what all of it hashes
+to.
 """
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import torch
 import xxhash
 
 from tmover.errors import StateError
-from tmover.state import distcp, memory, pieces, rng, shelf
+from tmover.state import distcp, memory, pieces, rng, sealed, shelf
 from tmover.state.capture import Header, Tracked
 from tmover.state.distcp import Block
 from tmover.state.generations import Copying
@@ -26,9 +27,7 @@ from tmover.state.pieces import Piece
 from tmover.state.position import Position
 from tmover.state.records import Record
 
-_DIGEST_BYTES = 16
 _headers = msgspec.msgpack.Decoder(Header)
-_Kind = TypeVar("_Kind")
 
 
 class Private(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,16 +85,16 @@ class Staged:
             record=generation.record,
             seat=self._seat,
         )
-        _write(directory / "private", private)
-        _write(directory / "outline", self._outline(blocks))
+        sealed.write(directory / "private", private)
+        sealed.write(directory / "outline", self._outline(blocks))
         mine = [
             block
             for block, piece in zip(blocks, self._pieces, strict=True)
             if piece.writer(self._members) == self._rank
         ]
         distcp.write(directory, mine)
-        shelf.sync(directory)
         shelf.sync(directory.parent)
+        sealed.sum_up(directory)
 
     def _outline(self, blocks: list[Block]) -> Outline:
         sizes = {block.key: block.size for block in blocks}
@@ -113,29 +112,12 @@ def _block(piece: Piece, key: str, tensor: torch.Tensor) -> Block:
     return Block(key, shape, (0,) * len(shape), tensor)
 
 
-def _write(path: pathlib.Path, value: Private | Outline) -> None:
-    data = msgspec.msgpack.encode(value)
-    shelf.write(path, xxhash.xxh3_128_digest(data) + data)
-
-
-def _read(path: pathlib.Path, kind: type[_Kind]) -> _Kind:
-    try:
-        data = path.read_bytes()
-        if xxhash.xxh3_128_digest(data[_DIGEST_BYTES:]) == data[:_DIGEST_BYTES]:
-            return msgspec.msgpack.decode(data[_DIGEST_BYTES:], type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        msg = f"{path} cannot be read: {error}"
-        raise StateError(msg) from error
-    msg = f"{path} is damaged"
-    raise StateError(msg)
-
-
 # --- a whole --------------------------------------------------------------------------------------
 
 
 def is_written(unfinished: pathlib.Path, ranks: int) -> bool:
     """Return whether all parts of a checkpoint are on the disk."""
-    return all((shelf.part(unfinished, r) / distcp.DONE).exists() for r in range(ranks))
+    return all((shelf.part(unfinished, r) / shelf.SUMS).exists() for r in range(ranks))
 
 
 def assemble(
@@ -143,7 +125,7 @@ def assemble(
 ) -> pathlib.Path:
     """Make a checkpoint of its parts, which are all there; return where it is."""
     firsts = sorted(set(replicas))
-    outlines = {r: _read(shelf.part(unfinished, r) / "outline", Outline) for r in firsts}
+    outlines = {r: sealed.read(shelf.part(unfinished, r) / "outline", Outline) for r in firsts}
     apart = _apart(outlines)
     parts = [(shelf.part(unfinished, r), apart[first]) for r, first in enumerate(replicas)]
     metadata = distcp.merged(unfinished, parts)
@@ -159,6 +141,7 @@ def assemble(
         job=job,
         replicas=tuple(replicas),
         any_ranks=not any(apart.values()) and _are_alike(outlines),
+        metadata=sealed.sum_of(unfinished / distcp.METADATA).hex(),
         files=shelf.listed(unfinished),
     )
     return shelf.publish(unfinished, manifest)
@@ -190,6 +173,19 @@ def named_apart(key: str, rank: int) -> str:
 # --- back -----------------------------------------------------------------------------------------
 
 
+def check(stored: shelf.Stored, *, rank: int, ranks: int) -> None:
+    """Read one rank's share of all files. Raises `StateError` naming one that is damaged.
+
+    All shares together are the whole, each file once.
+    """
+    manifest, path = stored.manifest, stored.path
+    if rank == 0 and sealed.sum_of(path / distcp.METADATA).hex() != manifest.metadata:
+        msg = f"{path / distcp.METADATA} is damaged"
+        raise StateError(msg)
+    for number in range(rank, manifest.ranks, ranks):
+        sealed.check(shelf.part(path, number))
+
+
 class Place(NamedTuple):
     """Whose state is to be read."""
 
@@ -206,11 +202,13 @@ def restore(stored: shelf.Stored, tracked: Tracked, place: Place, position: Posi
     be read; what is tracked is of no use then.
     """
     manifest, path = stored.manifest, stored.path
-    private = _read(shelf.part(path, min(place.rank, manifest.ranks - 1)) / "private", Private)
+    private = sealed.read(
+        shelf.part(path, min(place.rank, manifest.ranks - 1)) / "private", Private
+    )
     is_same = manifest.ranks == place.ranks and private.seat == tracked.seat()
     if not is_same:
         _refuse_apart(stored, tracked, place.ranks)
-        private = _read(shelf.part(path, place.rank % manifest.ranks) / "private", Private)
+        private = sealed.read(shelf.part(path, place.rank % manifest.ranks) / "private", Private)
     reader = distcp.Reader(path)
     first = manifest.replicas[place.rank] if is_same else 0
     names = [_name(reader, key, first) for key in private.keys]

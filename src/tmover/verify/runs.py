@@ -44,6 +44,8 @@ class Runs:
             "TMOVER_TRACE": str(trace),
             "TMOVER_TRACE_STATE": "1",
             "TMOVER_INJECT": ";".join(faults),
+            "TMOVER_CHECKPOINTS": "0",  # one run would find another one's, and the user both's
+            "TMOVER_RESUME": "",
             "TMPDIR": str(scratch),
         }
         standby = self._spec.standby if faults else 0

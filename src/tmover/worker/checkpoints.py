@@ -3,7 +3,9 @@
 At a boundary each rank copies what it holds into host memory, as for a copy on another node, and a
 thread writes that. No rank waits for another, and no collective is made: the first rank looks into
 the directory until all parts are there, and then makes them a checkpoint. An attempt that a rank
-dies in is never completed; the next one that is removes what there is of it.
+dies in is never completed; the next one that is removes what there is of it. If a part cannot be
+written the attempt is given up: a mark says so, and each rank removes its own part, the first one
+all those that are complete. So nobody removes what another one writes.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from tmover.config import WorkerEnvironment
 from tmover.core.events import NO_STEP
 from tmover.errors import ConfigError, StateError
 from tmover.state import shelf
@@ -76,7 +79,10 @@ class Checkpoints:
         self._closed = False
 
     def to(self, directory: str | pathlib.Path, *, every: int, keep: int) -> None:
-        """Take a checkpoint after every so many steps, and keep so many of them."""
+        """Take a checkpoint after every so many steps, and keep so many of them.
+
+        Does nothing where the environment says so, as `tmover verify` has it.
+        """
         if self.directory is not None:
             msg = f"session.checkpoint() was called twice; the first was for {self.directory}"
             raise ConfigError(msg)
@@ -84,6 +90,8 @@ class Checkpoints:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 msg = f"session.checkpoint({name}={value!r}): write a whole number from 1 on"
                 raise ConfigError(msg)
+        if not WorkerEnvironment.read().checkpoints:
+            return
         from tmover.state import stored  # noqa: F401 - takes a second, which a step should not
 
         self.directory = pathlib.Path(directory).absolute()
@@ -178,13 +186,22 @@ class Checkpoints:
         return _LOOK_S if self._open else None
 
     def _write(self, attempt: _Attempt, staged: Staged) -> None:
+        """Write a part; leave nothing of it if it, or another one, cannot be written."""
+        path, rank = attempt.path, attempt.seat.rank
         try:
-            staged.write(shelf.part(attempt.path, attempt.seat.rank))
+            shelf.begin(path)
+            if not shelf.is_given_up(path):
+                staged.write(shelf.part(path, rank))
         except Exception as error:  # noqa: BLE001 - a thread's edge: training goes on without it
             logger.error("the checkpoint of step %d was not written: %s", attempt.step, error)
-            shelf.give_up(attempt.path)
+            shelf.give_up(path)
+            shelf.clear(path, rank)
+            if rank == 0:
+                shelf.clear(path)
             return
-        if attempt.seat.rank == 0:
+        if shelf.is_given_up(path):
+            shelf.clear(path, rank)
+        if rank == 0:
             with self._changed:
                 self._open.append(attempt)
 
@@ -196,6 +213,8 @@ class Checkpoints:
             except (OSError, StateError) as error:
                 logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
                 is_settled = False
+                shelf.give_up(attempt.path)
+                shelf.clear(attempt.path)
                 self._forget(attempt, before=False)
             if is_settled:
                 return
@@ -207,7 +226,9 @@ class Checkpoints:
         assert self.directory is not None
         seat = attempt.seat
         if shelf.is_given_up(attempt.path):
+            shelf.clear(attempt.path)
             self._forget(attempt, before=False)
+            return False
         if not stored.is_written(attempt.path, len(seat.replicas)):
             return False
         stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)
@@ -228,22 +249,42 @@ class Checkpoints:
 # --- at the start ---------------------------------------------------------------------------------
 
 
-def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored | None:
+class Said(NamedTuple):
+    """What a rank tells the others of what to go on from."""
+
+    name: str = ""
+    """The checkpoint that the first rank has chosen."""
+    sign: str = ""
+    """What the directory is known by to it."""
+    refusal: str = ""
+    """Why the script cannot go on with this directory."""
+    damage: str = ""
+    """What is wrong with the chosen checkpoint, or with all there are."""
+
+
+Gather = Callable[[Said], Sequence[Said]]
+"""Gives each rank what all ranks say, by rank."""
+_Damaged = dict[pathlib.Path, str]
+"""What is wrong with a checkpoint."""
+
+
+def choose(
+    directory: pathlib.Path, *, job: str, resume: bool, damaged: _Damaged | None = None
+) -> shelf.Stored | None:
     """Return the checkpoint to go on from: the newest of this job; with `resume`, of any.
 
-    A `job` without a mark has none of its own.
-
-    Raises `ConfigError` if there are those of another job and nobody asked to go on from them,
-    `StateError` if there are some and none can be read.
+    A `job` without a mark has none of its own. Passes over those that are `damaged`, and adds those
+    that it finds to be. Raises `ConfigError` if there are those of another job and nobody asked to
+    go on from them, `StateError` if there are some and none can be read.
     """
-    reasons: list[str] = []
-    damaged: list[pathlib.Path] = []
+    damaged = {} if damaged is None else damaged
     for path in shelf.complete(directory):
+        if path in damaged:
+            continue
         try:
             found = shelf.read(path)
         except StateError as error:
-            reasons.append(str(error))
-            damaged.append(path)
+            damaged[path] = str(error)
             continue
         if not resume and not (job and found.manifest.job == job):
             msg = (
@@ -251,12 +292,10 @@ def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored |
                 "from them with `tmover submit --resume`, or name another directory"
             )
             raise ConfigError(msg)
-        for reason, other in zip(reasons, damaged, strict=True):
-            logger.warning("%s; the one before it is loaded", reason)
-            other.rename(other.with_name(f"{other.name}.damaged"))
         return found
-    if reasons:
-        msg = f"no checkpoint in {directory} can be read: {reasons[0]}"
+    if damaged:
+        reason = next(iter(damaged.values()))
+        msg = f"no checkpoint in {directory} can be read: {reason}; to begin anew, remove them"
         raise StateError(msg)
     if resume:
         logger.warning("%s holds no checkpoint: training begins at its first step", directory)
@@ -264,34 +303,70 @@ def choose(directory: pathlib.Path, *, job: str, resume: bool) -> shelf.Stored |
 
 
 def agree(
-    directory: pathlib.Path,
-    *,
-    job: str,
-    resume: bool,
-    rank: int,
-    share: Callable[[list[str]], Sequence[str]],
+    directory: pathlib.Path, *, job: str, resume: bool, rank: int, gather: Gather
 ) -> shelf.Stored | None:
-    """Return what all ranks go on from, as the first one has chosen.
+    """Return what all ranks go on from: the newest that is whole, as all of them have found.
 
-    `share` gives all ranks what the first one has given it. Raises on all ranks what `choose`
-    raises on that one, and `ConfigError` on a rank that does not see the same directory.
+    The first rank chooses, all together read all files of it, and if one is damaged the one before
+    is tried. Raises on all ranks what `choose` raises on the first one, and `ConfigError` if one
+    does not see the same directory.
     """
-    said = ["", "", ""]
+    damaged: _Damaged = {}
+    while True:
+        heard = gather(_offer(directory, damaged, job, resume=resume) if rank == 0 else Said())
+        offer, ranks = heard[0], len(heard)
+        if offer.damage:
+            raise StateError(offer.damage)
+        if not offer.refusal:
+            heard = gather(_checked(directory, offer, rank, ranks))
+        if refusals := [each.refusal for each in heard if each.refusal]:
+            raise ConfigError(refusals[0])
+        damage = [each.damage for each in heard if each.damage]
+        if not damage:
+            break
+        damaged[directory / offer.name] = damage[0]
     if rank == 0:
-        try:
-            sign = _signed(directory)
-            chosen = choose(directory, job=job, resume=resume)
-            shelf.sweep(directory)
-            said = ["" if chosen is None else chosen.path.name, "", sign]
-        except (ConfigError, StateError) as error:
-            said[1] = str(error)
-    name, refusal, sign = share(said)
-    if refusal:
-        raise ConfigError(refusal)
-    if shelf.signed(directory) != sign:
-        msg = f"{directory} is another directory here: checkpoints need one that all nodes share"
-        raise ConfigError(msg)
-    return shelf.read(directory / name) if name else None
+        for path, reason in damaged.items():
+            logger.warning("%s; it is set aside, and the one before it is loaded", reason)
+            shelf.set_aside(path)
+    return shelf.read(directory / offer.name) if offer.name else None
+
+
+def announce(stored: shelf.Stored, total: int) -> None:
+    """Say after which step training goes on, or that all steps are done already."""
+    step, path = stored.step, stored.path
+    if step + 1 < total:
+        logger.warning("training goes on after step %d, from %s", step, path)
+    else:
+        logger.warning("nothing is left to do: %s is of step %d, and total=%d", path, step, total)
+
+
+def _offer(directory: pathlib.Path, damaged: _Damaged, job: str, *, resume: bool) -> Said:
+    """Return what the first rank would go on from."""
+    try:
+        sign = _signed(directory)
+        chosen = choose(directory, job=job, resume=resume, damaged=damaged)
+    except ConfigError as error:
+        return Said(refusal=str(error))
+    except StateError as error:
+        return Said(damage=str(error))
+    shelf.sweep(directory)
+    return Said("" if chosen is None else chosen.path.name, sign)
+
+
+def _checked(directory: pathlib.Path, offer: Said, rank: int, ranks: int) -> Said:
+    """Return what a rank finds of the one that was chosen, and of its share of the files."""
+    from tmover.state import stored
+
+    if shelf.signed(directory) != offer.sign:
+        msg = "is another directory on another node: checkpoints need one that all nodes share"
+        return Said(refusal=f"{directory} {msg}")
+    try:
+        if offer.name:
+            stored.check(shelf.read(directory / offer.name), rank=rank, ranks=ranks)
+    except StateError as error:
+        return Said(damage=str(error))
+    return Said()
 
 
 def _signed(directory: pathlib.Path) -> str:

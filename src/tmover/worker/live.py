@@ -110,7 +110,7 @@ class LiveEngine:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:
                 logger.warning(refusals.REPLAYED)
-            self._resuming.choose()
+            self._resuming.choose(self._total)
             runtime.send(
                 Looping(
                     job=runtime.identity.job,

@@ -11,7 +11,7 @@ longer than for the slowest rank's last step; the checkpoint is taken after that
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,10 @@ from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.worker import signals
-from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree, announce
 from tmover.worker.session import Step
+
+_Said = TypeVar("_Said")
 
 
 class PlainEngine:
@@ -82,7 +84,7 @@ class PlainEngine:
             if resume:
                 raise ConfigError(UNNAMED)
             return
-        stored = agree(directory, job="", resume=resume, rank=self.rank, share=self._poll.share)
+        stored = agree(directory, job="", resume=resume, rank=self.rank, gather=self._poll.gather)
         if stored is None:
             return
         from tmover.state.stored import Place, restore
@@ -95,6 +97,8 @@ class PlainEngine:
             batches.seek(record.position)
         self._next = stored.step + 1
         self.checkpoints.gone_on_from(stored.step)
+        if self.rank == 0:
+            announce(stored, self._total)
 
     def _save(self, step: int) -> None:
         """Take a checkpoint if one is due after `step`."""
@@ -155,15 +159,9 @@ class _Poll:
         self._asked = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
 
-    def share(self, said: list[str]) -> list[str]:
-        """Return, on all ranks, what the first one says."""
-        if self._group is not None:
-            dist.broadcast_object_list(said, src=0, group=self._group)
-        return said
-
-    def gather(self, said: bytes) -> list[bytes]:
+    def gather(self, said: _Said) -> list[_Said]:
         """Return what each rank says."""
-        heard: list[bytes] = [said] * dist.get_world_size()
+        heard = [said] * dist.get_world_size()
         if self._group is not None:
             dist.all_gather_object(heard, said, group=self._group)
         return heard

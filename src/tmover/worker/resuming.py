@@ -7,8 +7,6 @@ the bits of what follows. Whatever a rehearsal did is overwritten by what is loa
 
 from __future__ import annotations
 
-import logging
-
 import torch.distributed as dist
 
 from tmover.comm.fabric import Mode
@@ -17,10 +15,8 @@ from tmover.errors import ConfigError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.shelf import Stored
-from tmover.worker.checkpoints import UNNAMED, Checkpoints, Seat, agree
+from tmover.worker.checkpoints import UNNAMED, Checkpoints, Said, Seat, agree, announce
 from tmover.worker.runtime import Runtime
-
-logger = logging.getLogger(__name__)
 
 
 class Resuming:
@@ -30,6 +26,7 @@ class Resuming:
         self._runtime = runtime
         self._checkpoints = checkpoints
         self._stored: Stored | None = None
+        self._total = 0
 
     @property
     def pending(self) -> bool:
@@ -41,8 +38,12 @@ class Resuming:
         """The last step that is in the checkpoint to be loaded."""
         return NO_STEP if self._stored is None else self._stored.step
 
-    def choose(self) -> None:
-        """Agree with the other ranks on what to go on from: a collective."""
+    def choose(self, total: int) -> None:
+        """Agree with the other ranks on what to go on from: a collective.
+
+        `total` is how many steps the loop has.
+        """
+        self._total = total
         runtime, directory = self._runtime, self._checkpoints.directory
         if directory is None:
             if runtime.resume:
@@ -53,7 +54,7 @@ class Resuming:
             job=runtime.mark,
             resume=runtime.resume,
             rank=runtime.identity.rank,
-            share=share,
+            gather=gather,
         )
 
     def seat(self) -> Seat:
@@ -76,7 +77,7 @@ class Resuming:
         runtime.standing.resumed(stored.step)
         runtime.trace.write("resumed", step=stored.step, path=str(stored.path))
         if identity.rank == 0:
-            logger.warning("training goes on after step %d, from %s", stored.step, stored.path)
+            announce(stored, self._total)
         self._stored = None
         return record
 
@@ -91,7 +92,8 @@ class Resuming:
         runtime.fabric.mode = Mode.REVOKED if is_over else Mode.LIVE
 
 
-def share(said: list[str]) -> list[str]:
-    """Return, on all ranks, what the first one says."""
-    dist.broadcast_object_list(said, src=0)
-    return said
+def gather(said: Said) -> list[Said]:
+    """Return, on all ranks, what each of them says."""
+    heard = [said] * dist.get_world_size()
+    dist.all_gather_object(heard, said)
+    return heard

@@ -23,8 +23,19 @@ def written(directory: pathlib.Path, step: int, tag: str = "a") -> pathlib.Path:
 
 def manifest(unfinished: pathlib.Path, step: int) -> Manifest:
     return Manifest(
-        step=step, job="me", replicas=(0, 0), any_ranks=True, files=shelf.listed(unfinished)
+        step=step,
+        job="me",
+        replicas=(0, 0),
+        any_ranks=True,
+        metadata="",
+        files=shelf.listed(unfinished),
     )
+
+
+def replace(path: pathlib.Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def saved(directory: pathlib.Path, step: int, tag: str = "a") -> pathlib.Path:
@@ -91,6 +102,43 @@ def test_what_was_left_unfinished_is_swept_up_and_nothing_else(tmp_path: pathlib
     assert names(tmp_path) == ["mine.partial", "step-1"]
 
 
+def test_an_attempt_is_given_up_without_a_new_inode_where_none_is_left(
+    tmp_path: pathlib.Path,
+) -> None:
+    unfinished = shelf.partial(tmp_path, 2, "a")
+    shelf.begin(unfinished)
+    (only,) = unfinished.iterdir()
+    inode = only.stat().st_ino
+    assert not shelf.is_given_up(unfinished)
+
+    shelf.give_up(unfinished)
+
+    assert shelf.is_given_up(unfinished)
+    assert [path.stat().st_ino for path in unfinished.iterdir()] == [inode]
+
+
+def test_of_what_an_attempt_begins_with_nothing_is_in_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    shelf.begin(shelf.partial(tmp_path, 2, "a"))
+
+    path = saved(tmp_path, 2, "a")
+
+    assert names(path) == [shelf.MANIFEST, "rank-00000", "rank-00001"]
+    assert shelf.read(path).step == 2
+
+
+def test_of_what_was_given_up_those_parts_are_removed_that_nobody_writes(
+    tmp_path: pathlib.Path,
+) -> None:
+    unfinished = written(tmp_path, 2, "a")
+    (shelf.part(unfinished, 0) / shelf.SUMS).touch()
+
+    shelf.clear(unfinished)
+
+    assert names(unfinished) == ["rank-00001"]
+    shelf.clear(unfinished, 1)
+    assert names(unfinished) == []
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -104,6 +152,7 @@ def test_what_was_left_unfinished_is_swept_up_and_nothing_else(tmp_path: pathlib
         ),
         (lambda path: (path / shelf.MANIFEST).write_bytes(b"{"), "manifest.json cannot be read"),
         (lambda path: (path / shelf.MANIFEST).unlink(), "manifest.json cannot be read"),
+        (lambda path: replace(path / shelf.MANIFEST, '"me"', '"he"'), "manifest.json was altered"),
     ],
 )
 def test_damage_is_named(tmp_path: pathlib.Path, damage: object, words: str) -> None:
@@ -114,10 +163,16 @@ def test_damage_is_named(tmp_path: pathlib.Path, damage: object, words: str) -> 
         shelf.read(path)
 
 
+def test_one_under_the_name_of_another_step_is_refused(tmp_path: pathlib.Path) -> None:
+    path = saved(tmp_path, 7).rename(tmp_path / "step-8")
+
+    with pytest.raises(StateError, match=r"step-8 is damaged: its manifest\.json is of step 7"):
+        shelf.read(path)
+
+
 def test_one_of_another_format_is_refused(tmp_path: pathlib.Path) -> None:
     path = saved(tmp_path, 7)
-    text = (path / shelf.MANIFEST).read_text()
-    (path / shelf.MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
+    replace(path / shelf.MANIFEST, '"format": 1', '"format": 2')
 
     with pytest.raises(StateError, match="has format 2, and this tmover reads 1"):
         shelf.read(path)

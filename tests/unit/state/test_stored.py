@@ -187,6 +187,34 @@ def test_a_part_that_is_not_there_is_noticed(tmp_path: pathlib.Path) -> None:
     assert not stored.is_written(unfinished, 3)
 
 
+def test_a_part_of_which_not_all_is_written_is_none(tmp_path: pathlib.Path) -> None:
+    unfinished = write(tmp_path, replicas(2), (0, 0))
+    (shelf.part(unfinished, 1) / "sums").unlink()
+
+    assert not stored.is_written(unfinished, 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_each_file_is_read_again_by_just_one_rank(tmp_path: pathlib.Path, ranks: int) -> None:
+    found = save(tmp_path, replicas(3), (0, 0, 0))
+    for name in set(found.manifest.files):
+        path = found.path / name
+        data = path.read_bytes()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+        assert len([r for r in range(ranks) if is_damaged(found, r, ranks)]) == 1, name
+        path.write_bytes(data)
+    assert not any(is_damaged(found, rank, ranks) for rank in range(ranks))
+
+
+def is_damaged(found: shelf.Stored, rank: int, ranks: int) -> bool:
+    try:
+        stored.check(found, rank=rank, ranks=ranks)
+    except StateError:
+        return True
+    return False
+
+
 def test_a_whole_with_a_gap_is_not_made(tmp_path: pathlib.Path) -> None:
     unfinished = write(tmp_path, replicas(2), (0, 0))
 
