@@ -59,7 +59,8 @@ class Tracked:
         self._private: set[str] = set()
         self.buffers = Buffers()
         self.newer: frozenset[str] = frozenset()
-        """Buffers that were received as they are after the step, as no record has them."""
+        """What was received as it is after the step it stands at, as records of that vote have it
+        not: to be forgotten when another step is applied."""
         self.snapshots = 0
         """How many were taken: only the latest can be restored."""
         self._chosen: list[torch.Tensor] = []

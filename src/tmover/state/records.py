@@ -126,14 +126,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name in self.drift(tracked) if name in tracked.parts(per_rank=True)]
 
     def unknown(self, other: Record, tracked: Tracked) -> list[str]:
-        """Return what changed since the vote of both records, and not alike on both ranks."""
+        """Return what changed since the vote of both records, and not alike on both ranks.
+
+        What a joiner was told to have changed is as new in its own record: that of a buffer is
+        taken to be alike, as nobody can tell any more.
+        """
         mine, theirs = dict(self._values()), dict(other._values())
-        private = tracked.parts(per_rank=True)
-        return [
-            name
-            for name in self.drift(tracked)
-            if name in private or mine.get(name) != theirs.get(name)
-        ]
+        private, drift = tracked.parts(per_rank=True), self.drift(tracked)
+        unlike = [name for name in drift if name in private or mine.get(name) != theirs.get(name)]
+        return unlike + [name for name in sorted(tracked.newer) if name in private]
 
     def refuse_unknown(self, other: Record, tracked: Tracked) -> None:
         """Raise `StateError` if what `other`'s rank holds now is known to nobody.

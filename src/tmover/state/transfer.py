@@ -128,13 +128,15 @@ def _send(pipe: Pipe, hello: Hello, captured: Captured, record: bytes, peer: str
 
 
 def _as_of_now(tracked: Tracked, *, record: bytes, own: bytes) -> tuple[bytes, list[str]]:
-    """Return the record to send, and the buffers in which what is sent beside it is newer."""
+    """Return the record to send, and what changed after its vote, and is newer in what is sent.
+
+    Who has joined at this boundary has a record that was renewed there, and was told the names.
+    """
     if not own:
         return record, []
     mine = Record.decode(own)
-    if record == own:
-        return mine.renewed(tracked).encode(), []
-    return record, mine.drift(tracked)
+    newer = sorted({*mine.drift(tracked), *tracked.newer})
+    return mine.renewed(tracked).encode() if record == own else record, newer
 
 
 def receive_state(

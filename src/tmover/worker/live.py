@@ -301,7 +301,7 @@ class LiveEngine:
             self.checkpoints.ask(index)
             self._asked.answered()
             runtime.trace.write("checkpoint", step=index)
-        self._record = attempt.record
+        self._record, self.tracked.newer = attempt.record, frozenset()
         self._pending = None
         runtime.trace.write("committed", step=index, samples=self._samples(index))
         runtime.trace.state(index, self.tracked, attempt.record, batch=attempt.step.batch)

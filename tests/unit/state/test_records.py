@@ -240,6 +240,47 @@ def test_whoever_takes_the_senders_place_gets_all_as_it_stands_at_the_boundary(
     assert decoded.drift(joiner.tracked) == []
 
 
+def test_who_has_just_joined_knows_what_is_newer_than_a_record_it_hands_on(
+    hand_over: HandOver,
+) -> None:
+    """A rank is lost in the barrier of a move, and the keeper of its records is the joiner."""
+    (leaver, leavers, leaving), (lost, losts, dead), (_, _, joiner), (_, last, another) = (
+        averaged() for _ in range(4)
+    )
+    hand_over(leaving, dead)
+    records: list[bytes] = []
+    for _ in range(2):
+        records.clear()
+        for model, tracked in ((leaver, leaving), (lost, dead)):
+            model(torch.randn(4, 3))
+            records.append(Record.capture(tracked, position=None).encode())
+        leavers.update_parameters(leaver[0])
+        losts.update_parameters(lost[0])
+    own, wards = records
+
+    renewed = hand_over(leaving, joiner, record=own, own=own).record
+    Record.decode(renewed).restore_private(joiner)
+    received = hand_over(joiner, another, record=wards, own=renewed)
+    Record.decode(received.record).restore_private(another)
+
+    assert last.n_averaged.item() == 2
+    assert another.digest() == dead.digest()
+
+
+def test_what_a_joiner_was_told_to_change_late_is_known_to_nobody(hand_over: HandOver) -> None:
+    leaver, joiner, lost = Rank(), Rank(), Rank()
+    leaver.live(2)
+    lost.live(2)
+    own, wards = leaver.record(), lost.record()
+    leaver.seen.names.append("late")
+
+    renewed = hand_over(leaver.tracked, joiner.tracked, record=own, own=own).record
+    Record.decode(renewed).restore_private(joiner.tracked)
+
+    with pytest.raises(StateError, match="the lost rank's `seen` changed after the vote"):
+        Record.decode(renewed).refuse_unknown(Record.decode(wards), joiner.tracked)
+
+
 def test_what_the_lost_rank_alone_changed_after_its_vote_is_known_to_nobody() -> None:
     lost, survivor = Rank(), Rank()
     lost.live(2)
