@@ -6,7 +6,6 @@ last: once it is there, the part is.
 
 from __future__ import annotations
 
-import hashlib
 import pathlib
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from tmover.errors import StateError
 from tmover.state import shelf
 
 _DIGEST_BYTES = 16
+_READ_BYTES = 1 << 20
 _Kind = TypeVar("_Kind")
 
 
@@ -54,9 +54,12 @@ def check(part: pathlib.Path) -> None:
 
 def sum_of(path: pathlib.Path) -> bytes:
     """Return the hash of a file's content. Raises `StateError` if it cannot be read."""
+    total, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, xxhash.xxh3_128).digest()
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                total.update(buffer[:count])
+        return total.digest()
     except OSError as error:
         msg = f"{path} cannot be read: {error}"
         raise StateError(msg) from error
