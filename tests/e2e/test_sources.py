@@ -98,3 +98,17 @@ def test_replicas_that_part_keep_copies_from_then_on(
     assert_as_if_undisturbed(outcome, undisturbed(ALONE), ALONE, undone=1)
     assert outcome.status.redundancy == "copies"
     assert "do not any more" in training.log()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_a_loss_just_after_replicas_have_parted_changes_no_bit(
+    cluster: LocalCluster, undisturbed: Twin, step: int
+) -> None:
+    """They part in the update of step 4: there may be no copy yet, and all start afresh."""
+    inject = f"kill:rank=1,node=node2-,step={step},point=before_vote"
+    training = Training(cluster, ALONE, inject=inject)
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(ALONE), ALONE, undone=ALONE.steps)

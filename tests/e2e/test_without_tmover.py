@@ -59,3 +59,30 @@ def test_the_script_runs_under_plain_torchrun() -> None:
     lines = run(*launcher, "--log-dir", os.devnull, str(SCRIPT), "--steps", "3").splitlines()
 
     assert lines[-1] == "sum of ranks 1.0"
+
+
+TAKEN = """
+import torch, tmover
+session = tmover.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.track(model=model, optimizer=optimizer)
+for step in session.{taken}:
+    pass
+"""
+
+
+@pytest.mark.parametrize("taken", ["steps([torch.ones(1)], total=2)", "final()"])
+def test_a_step_that_is_taken_without_a_block_is_an_error(
+    tmp_path: pathlib.Path, taken: str
+) -> None:
+    """In a job it would be handed out for ever."""
+    script = tmp_path / "taken.py"
+    script.write_text(TAKEN.format(taken=taken))
+
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.returncode == 1
+    assert "was left out: write `with step:`" in done.stderr

@@ -189,13 +189,14 @@ class Tracked:
     def sample(self, like: int = 0) -> bytes:
         """Return a hash of a few values, by which replicas that have parted show it at once.
 
-        It is made in every vote: some parameters, and what optimizers hold for them. `like` is the
-        rank that it held the same as so far.
+        It is made in every vote: some parameters, their gradients, by which the update they part
+        in is known before it is made, and what optimizers hold for them. `like` is the rank that it
+        held the same as so far.
         """
         if not self._chosen:
             parameters = self.parameters()
             self._chosen = parameters[:: max(1, len(parameters) // _SAMPLED)]
-        found: list[Any] = [*self._chosen]
+        found: list[Any] = [*self._chosen, *(p.grad for p in self._chosen)]
         for each in self._parts.values():
             if isinstance(each, OptimizerPart):
                 live = each.states

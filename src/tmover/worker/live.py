@@ -230,7 +230,8 @@ class LiveEngine:
             if self._record:
                 opening, ward = Record.decode(self._record), runtime.kept.get(step.index - 1)
                 facts = {"index": step.index, "first": runtime.standing.rank.first}
-                runtime.late |= refusals.has_late(opening, ward, self.tracked, **facts)
+                if not runtime.late:
+                    runtime.late = refusals.has_late(opening, ward, self.tracked, **facts)
                 opening.restore_rng()
             runtime.trace.write("attempt", step=step.index, samples=self._samples(step.index))
         snapshot = Snapshot(self.tracked, whole=self._undo and not self.sandbox)

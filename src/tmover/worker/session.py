@@ -103,9 +103,20 @@ class Step:
         self.checkpoint_requested = False
         self.durable = NO_STEP
         self._engine = engine
+        self.entered = False
+        """Whether `with step:` was reached since it was handed out."""
+
+    def require_entered(self) -> None:
+        """Raise `ConfigError` if the script goes on without having done the step."""
+        if not self.entered:
+            msg = (
+                f"step {self.index} was left out: write `with step:` around what is to be done in "
+                "it, in every turn of the loop; without that it would be handed out for ever"
+            )
+            raise ConfigError(msg)
 
     def __enter__(self) -> Step:
-        self.committed = False
+        self.committed, self.entered = False, True
         self._engine.open(self)
         return self
 
@@ -216,12 +227,16 @@ class Session:
         index = self._finals
         self._finals += 1
         while (step := self._engine.final_step(index)) is not None:
+            step.entered = False
             yield step
+            step.require_entered()
 
     def _iterate(self) -> Iterator[Step]:
         try:
             while (step := self._engine.next_step()) is not None:
+                step.entered = False
                 yield step
+                step.require_entered()
         except GeneratorExit:
             if is_at_break(sys._getframe().f_back):
                 self._engine.break_off()
