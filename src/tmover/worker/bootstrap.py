@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = run(argv, environment)
     except TmoverError as error:
         print(f"tmover: {error}", file=sys.stderr, flush=True)
-        code = error.exit_code
+        code = _code_of(error)
     if code == 0 and _runtime is not None and _runtime.standing.stop is not None:
         _end_at_once()
     sys.stdout.flush()
@@ -175,10 +175,15 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
         control.close()
 
 
+def _code_of(error: BaseException) -> int:
+    """Return the exit code of an error: of a script that runs it is 1, whatever it was told."""
+    return error.exit_code if isinstance(error, TmoverError) and _runtime is None else 1
+
+
 def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -> None:
     """Say how the script has failed. The links stay until the agent has passed this on."""
     kind = wire.CARRIED_PHASE if isinstance(error, _CARRIED) else wire.ERROR_PHASE
-    code, why = 1, f"{type(error).__name__}: {error}"
+    code, why = _code_of(error), f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         if _runtime is None or _runtime.standing.stop is not None or error.code in (None, 0):
             return

@@ -132,9 +132,12 @@ def test_another_rank_can_be_held_from_now_on() -> None:
         out = torch.empty(2)
         dist.reduce_scatter_tensor(out, torch.arange(8.0))
         assert out.tolist() == [0.0, 1.0]
-        with pytest.raises(StateError, match=r"rank 0 cannot become rank 3: group .* \[0, 1\]"):
-            intercept.rebind(3)
-        assert dist.get_rank() == 0
+        intercept.rebind(3)
+        assert (dist.get_rank(), dist.get_rank(halves[0]), dist.get_rank(everybody)) == (3, 1, 3)
+        dist.new_group([1, 3])
+        with pytest.raises(StateError, match="rank 3 cannot become rank 0: it is in groups of"):
+            intercept.rebind(0)
+        assert dist.get_rank() == 3
 
     rehearse(program)
 

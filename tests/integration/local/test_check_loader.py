@@ -59,7 +59,12 @@ def test_a_good_loader_passes_every_check_that_applies(
             marks=pytest.mark.full,
         ),
         ("apart", "no sample twice or never in a pass", "the same seed on every rank"),
-        ("everything", "can be handed over", "splits for rank 0, not for the global rank 1"),
+        pytest.param(
+            "everything",
+            "can be handed over",
+            "splits for rank 0, not for the global rank 1",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_flaw_is_found_and_named_with_what_to_change(kind: str, failing: str, words: str) -> None:
