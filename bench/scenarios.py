@@ -14,11 +14,11 @@ _PIPELINE = _E2E / "train_pipeline.py"
 
 KINDS: dict[str, Kind] = {
     "ddp": Kind(),
-    "ddp, two ranks a node": Kind(nodes=2, nproc=2),
-    "ddp, loader workers": Kind(arguments=("--workers", "2")),
-    "ddp, accumulation": Kind(arguments=("--micro", "2")),
-    "ddp, late changes": Kind(arguments=("--codes", "--late", "average")),
-    "ddp, own late changes": Kind(arguments=("--late", "whole", "count")),
+    "ddp of two ranks a node": Kind(nodes=2, nproc=2),
+    "ddp with loader workers": Kind(arguments=("--workers", "2")),
+    "ddp with accumulation": Kind(arguments=("--micro", "2")),
+    "ddp with late changes": Kind(arguments=("--codes", "--late", "average")),
+    "ddp with own late changes": Kind(arguments=("--late", "whole", "count")),
     "fsdp": Kind(nodes=4, steps=12, arguments=("--layout", "fsdp"), script=_SHARDED),
     "hsdp": Kind(nodes=4, steps=12, arguments=("--layout", "hsdp"), script=_SHARDED),
     "tp": Kind(nodes=4, steps=12, arguments=("--layout", "tp"), script=_SHARDED),
@@ -38,6 +38,8 @@ _BARRIER = ("before_barrier", "in_barrier", "after_barrier")
 _LEAVER = ("in_prepare", "in_vote", "after_vote", "before_handoff", "in_handoff", "after_handoff")
 _STAYER = ("in_prepare", "in_vote", "after_vote", *_BARRIER)
 _JOINER = ("in_prepare", "in_handoff", *_BARRIER)
+_FIRST_STEP = ("step_open", "before_vote", "after_update")
+"""Where a joiner may be lost in the first step that it does."""
 _RECOVERY = ("before_handoff", "in_handoff", "after_handoff", *_BARRIER)
 _FIRST_HOLD = 2
 """Before that a loss starts all workers afresh, which has its own tests."""
@@ -128,7 +130,9 @@ class _Draw:
         chance, fault = self._chance, self._chance.choice(FAULTS)
         role = chance.choice(("stayer", "leaver", "joiner"))
         if role == "joiner":
-            return f"{fault}:{self._joiner()},point={chance.choice(_JOINER)}"
+            point = chance.choice((*_JOINER, *_FIRST_STEP))
+            step = f",step={self._hold + 2}" if point in _FIRST_STEP else ""
+            return f"{fault}:{self._joiner()}{step},point={point}"
         if role == "leaver" and self._left in self._spared:
             who, point = self._take([self._left]), chance.choice(_LEAVER)
         else:

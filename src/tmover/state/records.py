@@ -34,6 +34,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the tensor by tracked name and buffer."""
     objects: dict[str, Any]
     """Packed trees by tracked name."""
+    at_boundary: bool = False
+    """Whether buffers and objects are as of the boundary after the vote, and not of the vote."""
 
     @classmethod
     def capture(
@@ -119,18 +121,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
         Streams and position stay those of the vote: every rank's next step opens with them.
         """
-        return Record.capture(tracked, position=self.position, streams=self.streams)
+        now = Record.capture(tracked, position=self.position, streams=self.streams)
+        return msgspec.structs.replace(now, at_boundary=True)
 
     def late(self, tracked: Tracked) -> list[str]:
         """Return the `per_rank` objects that changed since: no keeper has them as they are."""
         return [name for name in self.drift(tracked) if name in tracked.parts(per_rank=True)]
 
     def unknown(self, other: Record, tracked: Tracked) -> list[str]:
-        """Return what changed since the vote of both records, and not alike on both ranks.
+        """Return what has changed since the vote, and is known neither by `other` nor as alike.
 
         What a joiner was told to have changed is as new in its own record: that of a buffer is
         taken to be alike, as nobody can tell any more.
         """
+        if other.at_boundary:
+            return []
         mine, theirs = dict(self._values()), dict(other._values())
         private, drift = tracked.parts(per_rank=True), self.drift(tracked)
         unlike = [name for name in drift if name in private or mine.get(name) != theirs.get(name)]
@@ -159,7 +164,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Set the buffers and objects that are this rank's own; streams and loader are not touched.
 
         To be called after the replicated state was adopted: buffers that its sender has changed
-        since the vote of this record stay as it sent them. Raises `StateError` if it does not fit.
+        since stay as it sent them, if this record is of the vote. Raises `StateError` if it does
+        not fit.
         """
         parts = tracked.parts(per_rank=True)
         if parts.keys() != self.objects.keys():
@@ -180,7 +186,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
                 name: {key: values[index] for key, index in inner.items()}
                 for name, inner in self.buffers.items()
             },
-            newer=tracked.newer,
+            newer=frozenset() if self.at_boundary else tracked.newer,
         )
 
 

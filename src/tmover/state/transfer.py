@@ -128,7 +128,7 @@ def _send(pipe: Pipe, hello: Hello, captured: Captured, record: bytes, peer: str
 
 
 def _as_of_now(tracked: Tracked, *, record: bytes, own: bytes) -> tuple[bytes, list[str]]:
-    """Return the record to send, and what changed after its vote, and is newer in what is sent.
+    """Return the record to send, and the names of what changed after the vote before it.
 
     Who has joined at this boundary has a record that was renewed there, and was told the names.
     """

@@ -170,7 +170,7 @@ class Copies:
     def follow(self, nodes: int) -> None:
         """Keep copies on so many other nodes, as the job does; on none if it needs none."""
         if nodes not in (0, self.nodes):
-            message = "[worker] copies = %d here, but the job keeps %d, as is set on its rank 0"
+            message = "[worker] copies = %d here, but the job keeps %d: so many as rank 0 has said"
             logger.warning(message, self.nodes, nodes)
         self.active = nodes > 0
         self.nodes = nodes or self.nodes

@@ -267,6 +267,32 @@ def test_who_has_just_joined_knows_what_is_newer_than_a_record_it_hands_on(
     assert another.digest() == dead.digest()
 
 
+def test_a_joiner_that_is_lost_before_its_first_vote_has_left_what_changed_in_its_record(
+    hand_over: HandOver,
+) -> None:
+    """Its keeper has a record of the vote, and the joiner's is of the boundary after it."""
+    (leaver, leavers, leaving), (stayer, stayers, staying), (_, _, joiner), (_, last, another) = (
+        averaged() for _ in range(4)
+    )
+    hand_over(leaving, staying)
+    for _ in range(2):
+        own, others = b"", b""
+        for model, tracked in ((leaver, leaving), (stayer, staying)):
+            model(torch.randn(4, 3))
+            own, others = Record.capture(tracked, position=None).encode(), own
+        leavers.update_parameters(leaver[0])
+        stayers.update_parameters(stayer[0])
+    renewed = hand_over(leaving, joiner, record=others, own=others).record
+    Record.decode(renewed).restore_private(joiner)
+
+    Record.decode(own).refuse_unknown(Record.decode(renewed), staying)
+    received = hand_over(staying, another, record=renewed, own=own)
+    Record.decode(received.record).restore_private(another)
+
+    assert last.n_averaged.item() == 2
+    assert another.digest() == joiner.digest() == leaving.digest()
+
+
 def test_what_a_joiner_was_told_to_change_late_is_known_to_nobody(hand_over: HandOver) -> None:
     leaver, joiner, lost = Rank(), Rank(), Rank()
     leaver.live(2)
