@@ -193,10 +193,11 @@ class Copies:
             self._start("keep", self._keep, plan.epoch, ward)
 
     def close(self) -> None:
-        """End the threads; nothing is copied any more."""
+        """End the threads, also those that still wait for a connection; nothing is copied now."""
         with self._changed:
-            self._epoch, self.active = _CLOSED, False
+            epoch, self._epoch, self.active = self._epoch, _CLOSED, False
             self._changed.notify_all()
+        self._fabric.wiring.end_handoffs(epoch, "the copies are closed")
 
     def _complete(self, copying: Copying) -> Generation:
         generation = copying.finish()

@@ -136,6 +136,10 @@ def test_a_keeper_that_does_not_acknowledge_is_named(
         eventually(lambda: _await(ranks[0]))
 
 
+def _threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("tmover-copies")]
+
+
 def _await(copies: Copies) -> None:
     """Wait for the keepers until only one of them is left to wait for."""
     try:
@@ -167,11 +171,19 @@ def test_no_connection_outlives_the_copies(
     take(ranks[0], tracked, 4)
     ranks[0].await_keepers(30.0)
 
-    def running() -> list[str]:
-        return [t.name for t in threading.enumerate() if t.name.startswith("tmover-copies")]
-
-    assert len(running()) == 12
+    assert len(_threads()) == 12
     for copies in ranks:
         copies.close()
 
-    eventually(lambda: not running())
+    eventually(lambda: not _threads())
+
+
+def test_who_still_waits_for_a_connection_ends_with_the_copies(
+    ranks: list[Copies], plan: Plan
+) -> None:
+    ranks[0].serve(plan, rank=0, nproc=1)
+    assert len(_threads()) == 4
+
+    ranks[0].close()
+
+    eventually(lambda: not _threads())
