@@ -11,6 +11,8 @@ import operator
 from collections.abc import Iterable, Sized
 from typing import Any
 
+import msgspec
+
 from tmover.core.events import Placing
 from tmover.errors import ConfigError, StateError
 from tmover.state import generators, resuming
@@ -29,9 +31,10 @@ class Batches:
         self._loader = loader
         self._source = source(loader, seed=seed, rank=rank)
         self._rank = rank
-        self._position = Position(0, 0, self._source.seed)
+        self._position = self._source.begin
         begin = resuming.connect(loader, self.position)
         if begin is not None:
+            begin = msgspec.structs.replace(begin, shares=self._position.shares)
             self._source.start(begin, rank)
             self._position = begin
         self._before = self._position

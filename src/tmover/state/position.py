@@ -19,6 +19,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """What the rank's sampler is seeded with, so that a joiner draws the same order."""
     state: bytes = b""
     """Where the data itself says that it stands, if it does: what a joiner loads into it."""
+    shares: int = 0
+    """Among how many ranks, or groups of ranks that read the same, the samples of a pass are
+    divided; 0 if nobody says."""
 
 
 class Fetched(NamedTuple):
@@ -32,9 +35,9 @@ class Fetched(NamedTuple):
 
 def advance(position: Position, state: bytes = b"") -> Position:
     """Return the position one batch further."""
-    return Position(position.pass_, position.batch + 1, position.seed, state)
+    return Position(position.pass_, position.batch + 1, position.seed, state, position.shares)
 
 
 def next_pass(position: Position) -> Position:
     """Return the beginning of the pass after `position`."""
-    return Position(position.pass_ + 1, 0, position.seed)
+    return Position(position.pass_ + 1, 0, position.seed, shares=position.shares)

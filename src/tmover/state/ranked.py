@@ -45,6 +45,15 @@ class Ranked:
         """
         return next((part.rank for part in self._parts if _holds(part)), self._rank)
 
+    @property
+    def shares(self) -> int:
+        """Among how many the samples are divided, as a `DistributedSampler` says; 0 if none does.
+
+        Ranks that split one model between them have one share together.
+        """
+        held = (getattr(part, "num_replicas", 0) for part in self._parts if _holds(part))
+        return next((number for number in held if isinstance(number, int)), 0)
+
     def obstacle(self) -> str:
         """Return why the loader cannot become another rank's; nothing if it can."""
         if not self._parts:

@@ -170,7 +170,7 @@ def has(directory: pathlib.Path, step: int) -> bool:
 
 
 def prune(directory: pathlib.Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest, and attempts that came to nothing before."""
+    """Remove all complete checkpoints but the newest."""
     for path in complete(directory)[keep:]:
         doomed = path.with_name(f"{path.name}.removed")
         path.rename(doomed)

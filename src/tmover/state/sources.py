@@ -30,6 +30,7 @@ from tmover.state.stateful import (
     EMPTY,
     OpaqueSource,
     ShardedSource,
+    Unnumbered,
     announce_pass,
     says_where_it_stands,
 )
@@ -50,8 +51,8 @@ _VARIES = (
 class Source(Protocol):
     """Batches from a position on."""
 
-    seed: int
-    """The seed of this rank's order, as the script left it."""
+    begin: Position
+    """Where the first batch is, with the seed of this rank's order, as the script left it."""
     restartable: bool
     """Whether it can go to a position other than the one it is at."""
     exact: bool
@@ -112,9 +113,8 @@ class IndexedSource:
         self._rank = rank
         self._order = Order(loader, seed=seed)
         self._ranked = Ranked(loader, rank=rank)
-        self.seed = self._order.seed
-        self._begin = Position(0, 0, self.seed)
-        self._walk = self._order.walk(self._begin)
+        self.begin = Position(0, 0, self._order.seed, shares=self._ranked.shares)
+        self._walk = self._order.walk(self.begin)
         self._issued: collections.deque[tuple[Ticket, Position]] = collections.deque()
         self._serial = 0
         self._wanted = 0
@@ -146,8 +146,8 @@ class IndexedSource:
     def order(self, most: int) -> list[int] | None:
         """Return what the samplers yield in the first pass, if that is numbers."""
         numbers: list[int] = []
-        for position, indices in itertools.islice(self._order.walk(self._begin), most):
-            if position.pass_ > self._begin.pass_:
+        for position, indices in itertools.islice(self._order.walk(self.begin), most):
+            if position.pass_ > self.begin.pass_:
                 break
             several = self._several(indices)
             if not all(hasattr(each, "__index__") for each in several):
@@ -225,7 +225,7 @@ class _Endless:
         return self._generate()  # type: ignore[no-any-return]
 
 
-class StreamSource:
+class StreamSource(Unnumbered):
     """An iterable dataset's loader, or any iterable: gone through from its beginning."""
 
     exact = False
@@ -236,28 +236,13 @@ class StreamSource:
         self._rank = rank
         self._ranked = Ranked(loader, rank=rank)
         self._job_seed = seed
-        self.seed = torch.initial_seed()
+        self.begin = Position(0, 0, torch.initial_seed(), shares=self._ranked.shares)
         self.restartable = not isinstance(loader, Iterator)
-        self._position = Position(0, 0, self.seed)
+        self._position = self.begin
         self._iterator: Any = None
         self._stream = rng.Stream(0)
         self._begun = False
         self.drift = Drift(loader)
-
-    def mistrust(self) -> None:
-        """Warn of a dataset that changes: a stream is gone through once, not fetched twice."""
-        self.drift.warns = True
-
-    def flaw(self) -> str:
-        """Return nothing: what it yields is seen only by going through it."""
-        return ""
-
-    def obstacle(self) -> str:
-        """Return why a standby could not take this rank over."""
-        return self._ranked.obstacle()
-
-    def order(self, most: int) -> list[int] | None:
-        """Return None: samples of a stream have no numbers."""
 
     def start(self, position: Position, rank: int) -> None:
         """Go to `position` from the beginning of its pass; to where it is only for another rank."""

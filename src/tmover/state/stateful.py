@@ -48,6 +48,28 @@ def announce_pass(loader: Any, number: int) -> None:
             each.set_epoch(number)
 
 
+class Unnumbered:
+    """What sources have in common that go through something once, and believe what it says."""
+
+    _ranked: Ranked
+    drift: Drift
+
+    def mistrust(self) -> None:
+        """Warn of a dataset that changes: nothing is fetched twice."""
+        self.drift.warns = True
+
+    def flaw(self) -> str:
+        """Return nothing: what has a state is believed; the rest is seen only by reading it."""
+        return ""
+
+    def obstacle(self) -> str:
+        """Return why a standby could not take this rank over."""
+        return self._ranked.obstacle()
+
+    def order(self, most: int) -> list[int] | None:
+        """Return None: what is read has no numbers."""
+
+
 class _Standing(msgspec.Struct, frozen=True, array_like=True):
     """Where all shards of a stream stand."""
 
@@ -60,7 +82,7 @@ class _Standing(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(_Standing)
 
 
-class ShardedSource:
+class ShardedSource(Unnumbered):
     """A torch `DataLoader` over an iterable dataset with a state."""
 
     restartable = True
@@ -72,8 +94,8 @@ class ShardedSource:
         self._job_seed = seed
         self._rank = rank
         self._ranked = Ranked(loader, rank=rank)
-        self.seed = torch.initial_seed()
-        self._position = Position(0, 0, self.seed)
+        self.begin = Position(0, 0, torch.initial_seed(), shares=self._ranked.shares)
+        self._position = self.begin
         self._shards: dict[int, Shard] = {}
         self._iterator: Any = None
         self._initial = b""
@@ -81,21 +103,6 @@ class ShardedSource:
         if not loader.num_workers and is_stateful(loader.dataset):
             self._initial = pack(loader.dataset.state_dict(), "the dataset's state")  # type: ignore[attr-defined]
         self.drift = Drift(loader)
-
-    def mistrust(self) -> None:
-        """Warn of a dataset that changes: a stream is gone through once, not fetched twice."""
-        self.drift.warns = True
-
-    def flaw(self) -> str:
-        """Return nothing: what has a state is believed."""
-        return ""
-
-    def obstacle(self) -> str:
-        """Return why a standby could not take this rank over."""
-        return self._ranked.obstacle()
-
-    def order(self, most: int) -> list[int] | None:
-        """Return None: samples of a stream have no numbers."""
 
     def start(self, position: Position, rank: int) -> None:
         """Go to `position`; nothing is done if it stands there for the same rank."""
@@ -178,7 +185,7 @@ def _decode(state: bytes, workers: int) -> _Standing:
     return standing
 
 
-class OpaqueSource:
+class OpaqueSource(Unnumbered):
     """A loader that is not torch's and has a state of its own.
 
     What it fetches in this process has random streams of its own for every batch; what its own
@@ -195,28 +202,14 @@ class OpaqueSource:
         self._job_seed = seed
         self._rank = rank
         self._ranked = Ranked(loader, rank=rank)
-        self.seed = torch.initial_seed()
-        self._position = Position(0, 0, self.seed)
+        self.begin = Position(0, 0, torch.initial_seed(), shares=self._ranked.shares)
+        self._position = self.begin
         self._iterator: Iterator[Any] | None = None
         self._astray = False
         """Whether the loader itself may stand somewhere else."""
         with rng.isolated(seed):
             self._initial = pack(self._loader.state_dict(), self._what)
         self.drift = Drift(None)
-
-    def mistrust(self) -> None:
-        """Do nothing: a stream is gone through once."""
-
-    def flaw(self) -> str:
-        """Return nothing: what has a state is believed."""
-        return ""
-
-    def obstacle(self) -> str:
-        """Return why a standby could not take this rank over."""
-        return self._ranked.obstacle()
-
-    def order(self, most: int) -> list[int] | None:
-        """Return None: samples of a stream have no numbers."""
 
     def start(self, position: Position, rank: int) -> None:
         """Load the position's state, unless it stands there for the same rank."""

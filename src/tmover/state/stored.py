@@ -258,6 +258,7 @@ def _moved(record: Record, stored: shelf.Stored, place: Place, position: Positio
         streams = rng.capture()
     there = record.position
     if there is not None:
-        batch = there.batch * stored.manifest.ranks // place.ranks
-        there = Position(there.pass_, batch, position.seed)
+        before, now = there.shares or stored.manifest.ranks, position.shares or place.ranks
+        batch = there.batch * before // now
+        there = msgspec.structs.replace(position, pass_=there.pass_, batch=batch, state=b"")
     return msgspec.structs.replace(record, streams=streams, position=there)

@@ -215,7 +215,7 @@ class _Trial:
         with contextlib.suppress(ConfigError):
             length = self._batches.length()
             if self._batches.placing.value == "number" and length > _AROUND:
-                return Position(begin.pass_, length - _AROUND, begin.seed)
+                return msgspec.structs.replace(begin, batch=length - _AROUND)
         return begin
 
     # --- the joiner -------------------------------------------------------------------------------

@@ -355,6 +355,17 @@ def test_a_distributed_sampler_gives_every_sample_to_exactly_one_rank() -> None:
     assert sorted(used) == list(range(24))
 
 
+def test_a_position_says_among_how_many_the_samples_are_divided() -> None:
+    with batches(make("distributed", 0)) as source:
+        length = source.length()
+        for _ in range(length + 1):
+            assert source.position().shares == 2
+            source.next()
+        assert source.position().pass_ == 1
+    with batches(DataLoader(Augmented(), batch_size=4)) as source:
+        assert source.position().shares == 0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_distributed_sampler_is_rebound_in_place(workers: int) -> None:
     def loader(rank: int) -> DataLoader[Any]:

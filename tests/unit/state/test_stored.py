@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -48,12 +49,16 @@ class Rank:
 
 
 def write(
-    directory: pathlib.Path, ranks: Sequence[Rank], replicas: tuple[int, ...], batch: int = 6
+    directory: pathlib.Path,
+    ranks: Sequence[Rank],
+    replicas: tuple[int, ...],
+    batch: int = 6,
+    shares: int = 0,
 ) -> pathlib.Path:
     """Write each rank's part; return where the parts are."""
     unfinished = shelf.partial(directory, STEP, "a")
     for number, rank in enumerate(ranks):
-        record = rank.record(Position(1, batch, number))
+        record = rank.record(Position(1, batch, number, shares=shares))
         staged = Staged(rank.tracked, step=STEP, record=record, rank=number, replicas=replicas)
         staged.write(shelf.part(unfinished, number))
     return unfinished
@@ -129,6 +134,20 @@ def test_another_number_of_ranks_reads_what_was_not_read(
     assert other.tracked.digest() == source.tracked.digest()
     assert record.position == Position(1, batch, 1 if is_same else HERE.seed)
     assert (record.streams == Record.decode(source.record()).streams) is False or is_same
+
+
+@pytest.mark.parametrize(("shares", "batch"), [(1, 12), (2, 6), (4, 3)])
+def test_ranks_that_split_one_model_read_on_by_the_shares_of_the_samples(
+    tmp_path: pathlib.Path, shares: int, batch: int
+) -> None:
+    unfinished = write(tmp_path, replicas(4), (0,) * 4, shares=2)
+    found = shelf.read(stored.assemble(unfinished, step=STEP, job="j", replicas=(0,) * 4))
+    begin = msgspec.structs.replace(HERE, batch=1, state=b"rehearsed", shares=shares)
+
+    other = Rank(9)
+    record = Record.decode(stored.restore(found, other.tracked, Place(0, 8, 3), begin))
+
+    assert record.position == Position(1, batch, HERE.seed, shares=shares)
 
 
 def test_ranks_that_call_different_things_alike_get_their_own(tmp_path: pathlib.Path) -> None:
