@@ -104,6 +104,8 @@ class Channel:
         self._address = read_address(state)
         known = keys.read_client(state)
         self.connection = Connection.ABSENT
+        self.breaks = 0
+        """How often a connection that spoke with us has ended."""
         self._cut_off = 0
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         """For a poller: readable when `receive` has something."""
@@ -193,6 +195,8 @@ class Channel:
             self._cut_off = 0
         if self._cut_off >= _CUT_OFF_TIMES:
             state = Connection.STRANGER
+        if self.connection is Connection.OPEN and state is Connection.ABSENT:
+            self.breaks += 1
         was_told = self.connection in _WRONG_KEYS
         if not (was_told and state in {Connection.ABSENT, Connection.CONNECTED}):
             self.connection = state
@@ -225,14 +229,16 @@ class Client:
         """Ask, and return the answer.
 
         Raises `Refused` with the controller's reason, `ControllerUnavailable` if it does not answer
-        in time, `ConfigError` if it does not accept our keys. After any of the last two, or another
-        exception, it is not known whether the controller has heard the request.
+        in time or goes away, `ConfigError` if it does not accept our keys. After any of the last
+        two, or another exception, it is not known whether the controller has heard the request.
         """
         deadline = time.monotonic() + timeout_s
         self._until(zmq.POLLOUT, deadline)
+        self._channel.look()
+        breaks = self._channel.breaks
         self._channel.send(message)
         while True:
-            self._until(zmq.POLLIN, deadline)
+            self._until(zmq.POLLIN, deadline, breaks)
             answer = self._channel.receive()
             if isinstance(answer, wire.RefusedReply):
                 raise Refused(answer.text)
@@ -260,12 +266,17 @@ class Client:
         """Close the connection."""
         self.close()
 
-    def _until(self, flags: int, deadline: float) -> None:
-        while not self._channel.wait(flags, deadline - time.monotonic()):
-            if self._channel.look() in _WRONG_KEYS:
-                raise ConfigError(self._channel.explain())
+    def _until(self, flags: int, deadline: float, breaks: int | None = None) -> None:
+        """Wait for the socket; with `breaks`, no longer than the connection holds."""
+        channel = self._channel
+        while not channel.wait(flags, deadline - time.monotonic()):
+            if channel.look() in _WRONG_KEYS:
+                raise ConfigError(channel.explain())
+            if breaks is not None and channel.breaks > breaks and not channel.wait(flags, 0.0):
+                msg = f"the controller at {channel.address} went away before it answered"
+                raise ControllerUnavailable(msg)
             if time.monotonic() >= deadline:
-                raise ControllerUnavailable(self._channel.explain())
+                raise ControllerUnavailable(channel.explain())
 
 
 def connect(state: pathlib.Path) -> Client:

@@ -206,36 +206,32 @@ class Checkpoints:
                 self._open.append(attempt)
 
     def _complete(self) -> None:
-        """Make what all have written a checkpoint; forget what was overtaken or given up."""
-        for attempt in reversed(list(self._open)):
-            try:
-                is_settled = self._settle(attempt)
-            except (OSError, StateError) as error:
-                logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
-                is_settled = False
-                shelf.give_up(attempt.path)
-                shelf.clear(attempt.path)
-                self._forget(attempt, before=False)
-            if is_settled:
-                return
+        """Make what all have written checkpoints; forget what was overtaken or given up.
 
-    def _settle(self, attempt: _Attempt) -> bool:
-        """Complete an attempt if it is written; return whether all until it are settled."""
+        Ranks write one after the other: looked at from the newest on, all before one are there too.
+        """
+        written = [attempt for attempt in reversed(list(self._open)) if _is_settled(attempt)]
+        for attempt in reversed(written):
+            is_there = not shelf.is_given_up(attempt.path) and self._publish(attempt)
+            if not is_there:
+                shelf.clear(attempt.path)
+            self._forget(attempt, before=is_there)
+
+    def _publish(self, attempt: _Attempt) -> bool:
+        """Make an attempt that is written a checkpoint; return whether that could be done."""
         from tmover.state import stored
 
         assert self.directory is not None
         seat = attempt.seat
-        if shelf.is_given_up(attempt.path):
-            shelf.clear(attempt.path)
-            self._forget(attempt, before=False)
+        try:
+            stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)
+            self._note(attempt.step)
+            shelf.prune(self.directory, self._keep)
+            shelf.sweep(self.directory, until=attempt.step)
+        except (OSError, StateError) as error:
+            logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
+            shelf.give_up(attempt.path)
             return False
-        if not stored.is_written(attempt.path, len(seat.replicas)):
-            return False
-        stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)
-        self._note(attempt.step)
-        shelf.prune(self.directory, self._keep)
-        shelf.sweep(self.directory, until=attempt.step)
-        self._forget(attempt, before=True)
         return True
 
     def _forget(self, attempt: _Attempt, *, before: bool) -> None:
@@ -244,6 +240,14 @@ class Checkpoints:
                 at = self._open.index(attempt)
                 del self._open[0 if before else at : at + 1]
             self._changed.notify_all()
+
+
+def _is_settled(attempt: _Attempt) -> bool:
+    """Return whether an attempt was given up, or all of its parts are written."""
+    from tmover.state import stored
+
+    ranks = len(attempt.seat.replicas)
+    return shelf.is_given_up(attempt.path) or stored.is_written(attempt.path, ranks)
 
 
 # --- at the start ---------------------------------------------------------------------------------

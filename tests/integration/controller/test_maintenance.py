@@ -137,13 +137,14 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(own: Cast, beside: 
     job, _ = own.form(2)
     slurm = ScriptedSlurm()
     slurm.reserve("node2")
-    future = beside.submit(Run(own, slurm))
+    run = Run(own, slurm)
+    future = beside.submit(run)
     own.until(lambda: own.status(job).move is not None, "the request")
 
     own.restart()
     own.join(job, "node3", standby=True)
 
-    assert played(own, future) == [True]
+    assert played(own, future) == [True], run.said
 
 
 # --- drain, undrain -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -37,6 +38,21 @@ def strangers_keys(directory: pathlib.Path, cast: Cast) -> pathlib.Path:
     keys.make(directory)
     shutil.copy(cast.state / "controller.json", directory / "controller.json")
     return directory
+
+
+def test_a_controller_that_goes_away_with_a_request_is_not_waited_for(own: Cast) -> None:
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        Client(own.state) as client,
+    ):
+        client.request(wire.StatusRequest(), 30.0)
+        own.controller.signal(signal.SIGSTOP)
+        request = pool.submit(client.request, wire.StatusRequest(), 600.0)
+        wait_for(request.running, "the request", str)
+        own.controller.kill()
+
+        with pytest.raises(ControllerUnavailable, match=r"went away before it answered$"):
+            request.result(timeout=30.0)
 
 
 def test_a_wrong_key_is_refused_with_one_clear_line(cast: Cast, tmp_path: pathlib.Path) -> None:

@@ -90,6 +90,31 @@ def test_without_every_rank_s_part_there_is_none(ranks: Ranks) -> None:
     assert shelf.complete(ranks.directory) == []
 
 
+def test_two_whose_parts_all_come_at_once_are_both_kept(
+    ranks: Ranks, tmp_path: pathlib.Path
+) -> None:
+    beside = Ranks(tmp_path / "beside")
+    for step in (1, 3):
+        beside.boundary(step, ranks=(1,))
+        beside.until_written(step, 1)
+        ranks.boundary(step, ranks=(0,))
+        ranks.until_written(step, 0)
+
+    for each in beside.all:
+        each.close()
+
+    for step in (1, 3):
+        there, here = (
+            shelf.part(shelf.partial(each.directory, step, f"{ME}-1"), 1)
+            for each in (beside, ranks)
+        )
+        there.rename(here)
+    ranks.all[0].finish(1, is_over=lambda: False)
+
+    assert ranks.there == [1, 3]
+    assert ranks.names() == ["step-1", "step-3"]
+
+
 def test_the_next_whole_one_removes_what_was_left_of_one_that_came_to_nothing(
     ranks: Ranks,
 ) -> None:
