@@ -16,6 +16,7 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
+from support.eventually import eventually
 from support.scripted import (
     Cast,
     Controller,
@@ -266,4 +267,4 @@ def test_a_client_leaves_no_thread_and_no_socket(cast: Cast, tmp_path: pathlib.P
         with pytest.raises(Refused), Client(cast.state) as client:
             client.request(wire.StatusRequest(job="9999"))
 
-    assert (me.num_threads(), me.num_fds()) == before
+    eventually(lambda: (me.num_threads(), me.num_fds()) == before)
