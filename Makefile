@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 JOBS := tests/e2e tests/integration/demo
-MATRIX := tests/integration/comm/wrappers tests/integration/comm/parity
+MATRIX := tests/integration/comm/wrappers tests/integration/comm/parity tests/integration/controller
 APART := $(JOBS) $(MATRIX) tests/slurm $(CHECKED)
 SLURM := slurmctld slurmd slurm-client munge iproute2
 
