@@ -6,7 +6,7 @@ VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-JOBS := tests/e2e tests/integration/demo
+JOBS := tests/e2e
 MATRIX := tests/integration/comm/wrappers tests/integration/comm/parity tests/integration/controller
 APART := $(JOBS) $(MATRIX) tests/slurm $(CHECKED)
 SLURM := slurmctld slurmd slurm-client munge iproute2

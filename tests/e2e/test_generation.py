@@ -28,7 +28,7 @@ def test_a_planned_move_redoes_no_step_and_changes_no_bit(
     assert opened == {"node1": lanes, "node3": lanes, "node4": 2 * lanes}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("point", ["in_backward", "in_vote"])
 def test_a_worker_that_dies_in_a_step_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, point: str, rank: int

@@ -114,7 +114,7 @@ def test_a_joiner_that_dies_changes_no_bit(
 
 
 @pytest.mark.parametrize("point", ["in_prepare", "before_barrier", "in_barrier", "after_barrier"])
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_stayer_that_dies_in_a_move_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, point: str, rank: int
 ) -> None:

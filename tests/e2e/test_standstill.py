@@ -53,7 +53,9 @@ def test_a_node_that_freezes_changes_no_bit(cluster: LocalCluster, undisturbed: 
     assert any("not heard of for the lease" in note for note in outcome.status.notes)
 
 
-@pytest.mark.parametrize("point", ["in_backward", "before_vote"])
+@pytest.mark.parametrize(
+    "point", ["in_backward", pytest.param("before_vote", marks=pytest.mark.full)]
+)
 def test_a_rank_that_hangs_is_suspected_and_then_replaced_and_changes_no_bit(
     cluster: LocalCluster, undisturbed: Twin, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_checkpoint_changes_no_bit_of_what_it_is_taken_of(
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(REPLICAS, id="ddp"),
+        pytest.param(REPLICAS, id="ddp", marks=FULL),
         pytest.param(SHARDS, id="fsdp"),
         pytest.param(WIDE, id="wide", marks=FULL),
     ],

@@ -24,7 +24,7 @@ def kind_of(data: str, workers: int) -> Kind:
     ("data", "workers"),
     [
         ("state", 2),
-        ("replay", 1),
+        pytest.param("replay", 1, marks=pytest.mark.full),
         pytest.param("state", 0, marks=pytest.mark.full),
         pytest.param("own", 0, marks=pytest.mark.full),
     ],

@@ -72,7 +72,10 @@ for step in session.{taken}:
 """
 
 
-@pytest.mark.parametrize("taken", ["steps([torch.ones(1)], total=2)", "final()"])
+@pytest.mark.parametrize(
+    "taken",
+    ["steps([torch.ones(1)], total=2)", pytest.param("final()", marks=pytest.mark.full)],
+)
 def test_a_step_that_is_taken_without_a_block_is_an_error(
     tmp_path: pathlib.Path, taken: str
 ) -> None:
