@@ -201,10 +201,11 @@ def is_given_up(unfinished: pathlib.Path) -> bool:
 
 def clear(unfinished: pathlib.Path, rank: int | None = None) -> None:
     """Remove a rank's part of an attempt that was given up, or all parts that nobody writes."""
-    parts = unfinished.glob("rank-*") if rank is None else [part(unfinished, rank)]
-    for path in parts:
-        if rank is not None or (path / SUMS).exists():
-            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # what cannot be looked at stays for `sweep`
+        parts = unfinished.glob("rank-*") if rank is None else [part(unfinished, rank)]
+        for path in parts:
+            if rank is not None or (path / SUMS).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def sign(directory: pathlib.Path) -> str:

@@ -212,23 +212,25 @@ class Checkpoints:
         """
         written = [attempt for attempt in reversed(list(self._open)) if _is_settled(attempt)]
         for attempt in reversed(written):
-            is_there = not shelf.is_given_up(attempt.path) and self._publish(attempt)
+            is_there = self._publish(attempt)
             if not is_there:
                 shelf.clear(attempt.path)
             self._forget(attempt, before=is_there)
 
     def _publish(self, attempt: _Attempt) -> bool:
-        """Make an attempt that is written a checkpoint; return whether that could be done."""
+        """Make an attempt that is written a checkpoint; return whether it is one now."""
         from tmover.state import stored
 
         assert self.directory is not None
         seat = attempt.seat
         try:
+            if shelf.is_given_up(attempt.path):
+                return False
             stored.assemble(attempt.path, step=attempt.step, job=seat.job, replicas=seat.replicas)
             self._note(attempt.step)
             shelf.prune(self.directory, self._keep)
             shelf.sweep(self.directory, until=attempt.step)
-        except (OSError, StateError) as error:
+        except Exception as error:  # noqa: BLE001 - a thread's edge: training goes on without it
             logger.error("the checkpoint of step %d is lost: %s", attempt.step, error)
             shelf.give_up(attempt.path)
             return False
@@ -243,11 +245,14 @@ class Checkpoints:
 
 
 def _is_settled(attempt: _Attempt) -> bool:
-    """Return whether an attempt was given up, or all of its parts are written."""
+    """Return whether an attempt was given up, is all written, or cannot even be looked at."""
     from tmover.state import stored
 
     ranks = len(attempt.seat.replicas)
-    return shelf.is_given_up(attempt.path) or stored.is_written(attempt.path, ranks)
+    try:
+        return shelf.is_given_up(attempt.path) or stored.is_written(attempt.path, ranks)
+    except OSError:
+        return True  # who makes a checkpoint of it says what is wrong
 
 
 # --- at the start ---------------------------------------------------------------------------------

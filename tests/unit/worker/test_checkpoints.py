@@ -115,6 +115,22 @@ def test_two_whose_parts_all_come_at_once_are_both_kept(
     assert ranks.names() == ["step-1", "step-3"]
 
 
+def test_an_attempt_that_cannot_be_looked_at_is_lost_and_the_next_one_is_not(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = shelf.partial(ranks.directory, 1, f"{ME}-1")
+    whole.mkdir()
+    shelf.part(whole, 1).symlink_to("a" * 300)  # no name is that long
+
+    ranks.boundary(1, ranks=(0,))
+    ranks.all[0].finish(1, is_over=lambda: False)
+    ranks.boundary(3)
+    ranks.finish()
+
+    assert "the checkpoint of step 1 is lost" in caplog.text
+    assert ranks.there == [3]
+
+
 def test_the_next_whole_one_removes_what_was_left_of_one_that_came_to_nothing(
     ranks: Ranks,
 ) -> None:
