@@ -219,6 +219,14 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     state: str
     heard_s: float | None = None
+    slot: int = 0
+    """The one it rehearses, or has rehearsed last."""
+    takes: tuple[int, ...] = ()
+    """The slots it could take as it is."""
+    rehearsed: tuple[int, ...] = ()
+    """The slots whose roles it has rehearsed: these it can take after another rehearsal."""
+    rebuilds: str = ""
+    """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,8 +54,15 @@ def looping(worker: str, launch: int = 1) -> Looping:
     return Looping(job="j", worker=worker, launch=launch, schema=SCHEMA)
 
 
-def warm(worker: str, launch: int = 1, schema: dict[str, str] = SCHEMA) -> Warm:
-    return Warm(job="j", worker=worker, launch=launch, schema=schema)
+def warm(
+    worker: str,
+    launch: int = 1,
+    schema: dict[str, str] = SCHEMA,
+    *,
+    cast: int = 0,
+    proof: str | None = None,
+) -> Warm:
+    return Warm(job="j", worker=worker, launch=launch, schema=schema, cast=cast, proof=proof)
 
 
 def exited(agent: str, launch: int = 1, code: int = -9, reason: str = "killed") -> Exited:
@@ -187,9 +194,21 @@ class Story:
         return self
 
     def warmed(self, agent: str, launch: int = 1) -> list[Action]:
-        """Let a standby's workers come up and rehearse."""
+        """Let a standby's workers come up and rehearse, slot after slot, until they rest."""
         warms = [warm(worker, launch) for worker in self.workers([agent])]
-        return self.tell(launched(agent, launch, nproc=self.nproc), *warms)
+        actions = self.tell(launched(agent, launch, nproc=self.nproc), *warms)
+        while (known := self.job.agents.get(agent)) and known.cast and not known.is_ready:
+            actions += self.recast(agent)
+        return actions
+
+    def recast(self, agent: str, proof: str = "") -> list[Action]:
+        """Let a standby's workers rehearse the slot they were recast for."""
+        known = self.job.agents[agent]
+        proven = proof if known.prove else None
+        workers = self.workers([agent])
+        return self.tell(
+            *[warm(worker, known.launch, cast=known.cast, proof=proven) for worker in workers]
+        )
 
     def preparing(self, node: str = "n1") -> Story:
         self.training()

@@ -24,7 +24,7 @@ from tmover.core.events import (
     Verified,
     Warm,
 )
-from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Done, Prepare, Revoke, Start
+from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Done, Prepare, Revoke, Start, Welcome
 from tmover.core.rank import Resolution, Saving, Verdict, Vote
 
 TRAINING = (
@@ -69,6 +69,13 @@ class Worker(Process):
         self.stage = Stage.BUILDING
         self.out.work(self)
         self.look(plan)
+
+    def recast(self, order: Welcome) -> None:
+        """Run the script again as another slot's rank."""
+        assert self.stage is Stage.STANDBY, self
+        assert self.rank.epoch == 0, self
+        self.cast, self.proof = order.cast, "" if order.prove else None
+        self.out.work(self)
 
     def get_ready(self, order: Prepare) -> None:
         epoch = order.plan.epoch
@@ -209,7 +216,15 @@ class Worker(Process):
                 self.out.work(self)
             case Stage.STANDBY if self.rank.epoch == 0 and self.target is None:
                 self.out.tell(
-                    self, Warm(job="j", worker=self.uid, launch=self.launch, schema=SCHEMA)
+                    self,
+                    Warm(
+                        job="j",
+                        worker=self.uid,
+                        launch=self.launch,
+                        schema=SCHEMA,
+                        cast=self.cast,
+                        proof=self.proof,
+                    ),
                 )
             case Stage.IDLE:
                 self.compute()

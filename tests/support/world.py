@@ -57,7 +57,7 @@ class SimAgent:
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
         self.name, self.node = joined.agent, joined.node
-        self.launch = 0
+        self.launch = self.cast = 0
         self.workers: dict[str, Worker] = {}
         self.kept: dict[tuple[str, str], FromAgent] = {}
         self.alive = True
@@ -251,9 +251,13 @@ class World:
     def hear(self, agent: SimAgent, order: AnyOrder) -> None:
         match order:
             case Welcome():
-                if order.launch > agent.launch:
+                if order.launch == agent.launch and order.cast > agent.cast:
+                    agent.cast = order.cast
+                    for worker in agent.workers.values():
+                        worker.recast(order)
+                elif order.launch > agent.launch:
                     self.end_workers(agent)
-                    agent.launch, agent.exited = order.launch, None
+                    agent.launch, agent.cast, agent.exited = order.launch, order.cast, None
                     agent.kept.clear()
                     self.put(("launch", agent.name), order)
             case Probe(probe=probe):

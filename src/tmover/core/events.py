@@ -144,6 +144,11 @@ class Warm(Event, frozen=True, kw_only=True):
     worker: str
     launch: int
     schema: dict[str, str]
+    cast: int = 0
+    """How often it was told to run the script again before it rehearsed."""
+    proof: str | None = None
+    """What has come of the proof that it can become another rank in place: "" if it can, else why
+    not; None if there was none."""
 
 
 class Prepared(Event, frozen=True, kw_only=True):

@@ -141,10 +141,11 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
             draft.set(placing=placing, begun=event.step)
         case Sharing(keepers=keepers, copies=copies) if not agent.sandbox:
             draft.set(keepers=keepers, copies=0 if keepers else copies)
-        case Warm(worker=worker, schema=schema) if agent.sandbox:
-            draft.put(agent, schemas={**agent.schemas, worker: schema})
+        case Warm(cast=cast) if agent.sandbox and cast == agent.cast:
+            standby.hear_warm(draft, agent, event)
         case Exited(code=code, reason=reason):
-            draft.put(agent, exit=_exit(job, agent, code, reason), failures=agent.failures + 1)
+            end = _exit(job, agent, code, reason)
+            standby.hear_exit(draft, agent, end)
             draft.forget(agent.name)
 
 

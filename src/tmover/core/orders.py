@@ -22,7 +22,11 @@ class Order(Record, frozen=True, kw_only=True):
 
 
 class Welcome(Order, frozen=True, kw_only=True):
-    """Tells an agent who it is. A changed `launch` means: end the workers and start them afresh."""
+    """Tells an agent who it is. A changed `launch` means: end the workers and start them afresh.
+
+    A higher `cast` of the same launch means: the workers of this standby, which have rehearsed and
+    wait, run the script again, for another slot.
+    """
 
     launch: int
     slot: int
@@ -30,6 +34,10 @@ class Welcome(Order, frozen=True, kw_only=True):
     nnodes: int
     nproc: int
     sandbox: bool
+    cast: int = 0
+    """How often the workers of this launch were told to run the script again."""
+    prove: bool = False
+    """Whether before that they try to become the ranks of the new slot in place."""
 
 
 class Start(Order, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tmover.core import standby
+from tmover.core import roles, standby
 from tmover.core.phase import Ended, Recovering
-from tmover.core.roster import Job
+from tmover.core.roster import Agent, Job
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,14 @@ class StandbyView:
     node: str
     agent: str
     state: str
+    slot: int
+    """The one it rehearses, or has rehearsed last."""
+    takes: tuple[int, ...]
+    """The slots it could take as it is."""
+    rehearsed: tuple[int, ...]
+    """The slots whose roles its processes have rehearsed: these it can take after a rehearsal."""
+    rebuilds: str
+    """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +116,20 @@ def _standbys(job: Job) -> tuple[StandbyView, ...]:
             node=agent.node,
             agent=agent.name,
             state="joining" if agent.name in joiners else agent.state,
+            slot=agent.slot,
+            takes=tuple(s for s in range(len(job.slots)) if standby.takes(job, agent, s)),
+            rehearsed=_rehearsed(job, agent),
+            rebuilds=job.stubborn or agent.obstacle,
         )
         for agent in job.agents.values()
         if agent.name not in job.slots and agent.name not in job.unreleased.values()
     )
+
+
+def _rehearsed(job: Job, agent: Agent) -> tuple[int, ...]:
+    """Return the slots of the roles that a standby's processes have rehearsed."""
+    known = {roles.role_of(job.roles, slot) for slot in agent.rehearsed}
+    return tuple(sorted(s for n, slots in enumerate(job.roles) if n in known for s in slots))
 
 
 def _move(job: Job) -> MoveView | None:

@@ -86,9 +86,25 @@ def world(epoch: int, *agents: str) -> Plan:
     return Plan(epoch=epoch, members=tuple(members))
 
 
-def welcome(agent: str, slot: int, *, launch: int = 1, sandbox: bool = False) -> Welcome:
+def welcome(
+    agent: str,
+    slot: int,
+    *,
+    launch: int = 1,
+    sandbox: bool = False,
+    cast: int = 0,
+    prove: bool = False,
+) -> Welcome:
     return Welcome(
-        job="j", agent=agent, launch=launch, slot=slot, nnodes=3, nproc=1, sandbox=sandbox
+        job="j",
+        agent=agent,
+        launch=launch,
+        slot=slot,
+        nnodes=3,
+        nproc=1,
+        sandbox=sandbox,
+        cast=cast,
+        prove=prove,
     )
 
 
@@ -728,10 +744,10 @@ def test_a_standby_that_fits_no_slot_that_is_to_be_left_rehearses_that_one() -> 
 
     assert story.job.phase == Training()
     assert [a for a in actions if isinstance(a, Welcome)] == [
-        Welcome(job="j", agent="s0", launch=2, slot=1, nnodes=3, nproc=1, sandbox=True)
+        welcome("s0", 1, sandbox=True, cast=2)
     ]
     assert not [a for a in story.tell(requested("n1")) if isinstance(a, Welcome)]
-    story.tell(launched("s0", 2), warm("s0/0", 2, {"model": "x"}))
+    story.tell(warm("s0/0", schema={"model": "x"}, cast=2))
     assert isinstance(story.job.phase, Preparing)
     assert story.job.phase.move.slots == ("a0", "s0", "a2")
 
@@ -1044,7 +1060,7 @@ def test_a_revoked_move_that_nobody_passed_is_aborted_and_costs_nothing() -> Non
 
     assert actions == [
         *aborts(2, "no rank has passed into it", "a0", "a1", "a2", "s0"),
-        welcome("s0", 2, launch=2, sandbox=True),
+        welcome("s0", 1, launch=2, sandbox=True),
     ]
     assert story.job.phase == Training()
     assert story.job.in_force == 1
@@ -1099,7 +1115,8 @@ def test_a_leaver_taken_back_is_a_member_again_and_is_moved_again() -> None:
 
     assert actions == dones(3, "a0", "a1", "a2")
     assert story.job.requests.keys() == {"n1"}
-    assert isinstance(story.warmed("s0", launch=2)[0], Prepare)
+    story.warmed("s0", launch=2)
+    assert isinstance(story.job.phase, Preparing)
 
 
 def test_a_leaver_whose_joiner_has_passed_is_released_after_another_is_taken_back() -> None:
@@ -1846,7 +1863,7 @@ def test_without_a_standby_the_survivors_wait_and_a_node_is_asked_for() -> None:
         timer(Wait.STANDBY, 1),
     ]
     assert isinstance(story.job.phase, Waiting)
-    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 2, sandbox=True)]
+    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 1, sandbox=True)]
     assert story.tell(warm("s0/0"))[:3] == assigns(
         world(2, "a0", "s0", "a2"), 5, {"s0/0": "a2/0"}, "a0", "s0", "a2"
     )
@@ -1861,7 +1878,7 @@ def test_a_dead_slot_whose_agent_answers_rehearses_in_place_and_may_be_its_own_s
     assert actions == [
         OrderNode(job="j", exclude=("n0", "n1", "n2")),
         timer(Wait.STANDBY, 1),
-        welcome("a1", 2, launch=2, sandbox=True),
+        welcome("a1", 1, launch=2, sandbox=True),
     ]
     actions = story.warmed("a1", launch=2)
     assert isinstance(actions[0], Assign)
@@ -2245,7 +2262,7 @@ def test_orders_are_repeated_by_phase() -> None:
         Start(job="j", agent="a0", plan=world(1, "a0", "a1", "a2"))
     ]
     assert resume(training, "a0")[1:] == dones(1, "a0")
-    assert resume(training, "s0") == [welcome("s0", 2, sandbox=True)]
+    assert resume(training, "s0") == [welcome("s0", 0, sandbox=True, cast=1, prove=True)]
     assert resume(preparing, "s0")[1:] == [prepare]
     assert resume(revoked.job, "a0")[1:] == [
         *revokes(1, again, "a0"),

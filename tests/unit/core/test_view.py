@@ -14,7 +14,17 @@ def test_a_job_in_training() -> None:
     assert (shown.epoch, shown.world_size, shown.move) == (1, 3, None)
     assert (shown.outcome, shown.code) == ("", None)
     assert shown.slots[1] == SlotView(slot=1, node="n1", agent="a1", state="looping")
-    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="warm"),)
+    assert shown.standbys == (
+        StandbyView(
+            node="m0",
+            agent="s0",
+            state="warm",
+            slot=0,
+            takes=(0, 1, 2),
+            rehearsed=(0, 1, 2),
+            rebuilds="",
+        ),
+    )
 
 
 def test_a_job_that_forms() -> None:
@@ -40,7 +50,7 @@ def test_a_planned_move() -> None:
 
     assert shown.move == MoveView(phase="preparing", leaver="n1", joiner="m0", epoch=2)
     assert shown.slots[1].state == "leaving"
-    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="joining"),)
+    assert [each.state for each in shown.standbys] == ["joining"]
 
 
 def test_a_planned_move_whose_agents_are_lost() -> None:
