@@ -105,7 +105,7 @@ class Process:
         self, uid: str, launch: int, outside: Outside, *, total: int, nproc: int, sandbox: bool
     ) -> None:
         self.uid, self.launch, self.out = uid, launch, outside
-        self.cast = 0
+        self.casts = 0
         self.proof: str | None = None
         self.total, self.nproc = total, nproc
         self.stage = Stage.STANDBY if sandbox else Stage.LAUNCHED

@@ -74,7 +74,7 @@ class Worker(Process):
         """Run the script again as another slot's rank."""
         assert self.stage is Stage.STANDBY, self
         assert self.rank.epoch == 0, self
-        self.cast, self.proof = order.cast, "" if order.prove else None
+        self.casts, self.proof = order.cast, "" if order.prove else None
         self.out.work(self)
 
     def get_ready(self, order: Prepare) -> None:
@@ -222,7 +222,7 @@ class Worker(Process):
                         worker=self.uid,
                         launch=self.launch,
                         schema=SCHEMA,
-                        cast=self.cast,
+                        cast=self.casts,
                         proof=self.proof,
                     ),
                 )

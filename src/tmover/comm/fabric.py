@@ -22,6 +22,7 @@ from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
 from tmover.comm.opener import Identity
+from tmover.comm.sandbox import Witness
 from tmover.comm.settling import settle
 from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
@@ -62,6 +63,8 @@ class Fabric:
         """Why no collective may be made now, "" if one may; set by the session."""
         self.caution = ""
         """What to say, once, if one is made now; set by the session."""
+        self.witness: Witness | None = None
+        """Who notes what is put into collectives that are answered here, if anybody does."""
         self.fault: Exception | None = None
         """What went wrong where nobody could be told: who uses the fabric next is."""
         self.on_broken: OnBroken | None = None

@@ -129,8 +129,9 @@ class TmoverGroup(NamedGroup):
         return work
 
     def _answer(self, ask: Ask) -> None:
+        carrier, witness = sandbox.Answers(self.rank()), self._fabric.witness
         with torch.no_grad():
-            ask(sandbox.Answers(self.rank()))
+            ask(carrier if witness is None else witness.over(carrier, self.ranks))
 
     def _is_answered(self) -> bool:
         """Return whether collectives are answered here; raise if they are refused."""
@@ -329,6 +330,8 @@ class TmoverGroup(NamedGroup):
         if world is None:
             if not outgoing:
                 sandbox.invent(tensors)
+            elif self._fabric.witness is not None:
+                self._fabric.witness.note("send", (self.ranks[peer],), [tag, tensors])
             return Answered(tensors, self._source(peer))
         if stocked:
             return self._launches.start(

@@ -24,6 +24,7 @@ from tmover.comm.seam import (
     Detours,
     let_derive,
     let_find,
+    let_go,
     let_hold,
     pass_for,
     register,
@@ -127,6 +128,21 @@ def uninstall() -> None:
         dist.destroy_process_group()
     _installed.restore()
     _installed = None
+
+
+def dismantle() -> None:
+    """Forget every group: the script is to be run again, and makes them anew by the same names."""
+    made = _get()
+    fabric = made.fabric
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for group in list(fabric.groups.values()):
+        group.close()
+    fabric.groups.clear()
+    made.made.clear()
+    fabric.wiring.forget_names()
+    fabric.attempt_open, fabric.refusal, fabric.caution, fabric.fault = False, "", "", None
+    let_go()
 
 
 def rebind(rank: int) -> None:
@@ -237,6 +253,8 @@ def _carry_objects(name: str, answer: Synthetic, *args: Any, **kwargs: Any) -> A
     if not isinstance(group, TmoverGroup):
         return made.original(name)(*args, **kwargs)
     if made.fabric.mode is Mode.SANDBOX:
+        if made.fabric.witness is not None:
+            made.fabric.witness.note(name, group.ranks, args)
         return answer(*args, **kwargs)
     if made.fabric.mode is Mode.REVOKED:
         msg = f"{name}: the world is revoked, this attempt will not be kept"

@@ -21,7 +21,8 @@ from tmover.core.phase import (
     Training,
     Waiting,
 )
-from tmover.core.roster import Agent, Exit, Farewell, Job, Schema, worker_of
+from tmover.core.roles import Schema
+from tmover.core.roster import Agent, Exit, Farewell, Job, worker_of
 
 FAILURES = 3
 """Bad ends of an agent's workers after which its node is left alone."""

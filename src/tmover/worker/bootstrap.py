@@ -165,7 +165,7 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
     control.start()
     try:
         _runtime = _enter(door, control, environment)
-        return _run_script(_runtime, argv)
+        return _perform(_runtime, argv)
     except (Exception, SystemExit) as error:
         _confess(control, environment.local_rank, error)
         raise
@@ -231,6 +231,15 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
     control.send(wire.Endpoint(local_rank=identity.local_rank, endpoint=fabric.endpoint))
     made.form()
     return made
+
+
+def _perform(made: Runtime, argv: list[str]) -> int:
+    """Run the script, on a standby as often as it is told to, as another rank each time."""
+    if not made.identity.sandbox:
+        return _run_script(made, argv)
+    from tmover.worker import performance
+
+    return performance.run(made, lambda: _run_script(made, argv))
 
 
 def _run_script(made: Runtime, argv: list[str]) -> int:

@@ -28,7 +28,6 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Sharing,
-    Warm,
 )
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
@@ -37,6 +36,7 @@ from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
 from tmover.worker.pace import Pace
+from tmover.worker.stage import Stage
 from tmover.worker.standing import Standing
 from tmover.worker.trace import Trace
 from tmover.worker.vote import Holding, Kept
@@ -66,7 +66,7 @@ class Runtime:
     ) -> None:
         self.config = config.load().worker
         self.identity = identity
-        self.launch = launch
+        self.launch, self.cast = launch, 0
         self.control = control
         self.fabric = fabric
         self.trace = Trace(environment.trace, identity, states=environment.trace_state)
@@ -98,6 +98,7 @@ class Runtime:
             fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
         )
         self.pace = Pace(fabric)
+        self.stage = Stage(self.die)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
         self.aborted: set[int] = set()
@@ -244,8 +245,8 @@ class Runtime:
             case Stop():
                 with self.standing.changing():
                     self.standing.stop = message
-            case Welcome() | _:
-                return  # it says no more than that there is a controller
+            case Welcome() if message.launch == self.launch:
+                self.standing.told(message)
 
     def _on_prepare(self, order: Prepare) -> None:
         epoch = order.plan.epoch
@@ -261,12 +262,6 @@ class Runtime:
         threading.Thread(
             target=self._open_links, args=(order,), name="tmover-prepare", daemon=True
         ).start()
-
-    def say_warm(self, schema: dict[str, str]) -> None:
-        """Tell the controller that this standby can take over what has this schema."""
-        self.trace.write("warm")
-        job, worker, launch = self.identity.job, self.worker, self.launch
-        self.send(Warm(job=job, worker=worker, launch=launch, schema=schema))
 
     def say_prepared(self, epoch: int) -> None:
         """Tell the controller that this worker can switch to `epoch`; again if it asks again."""

@@ -256,6 +256,13 @@ def is_at_break(frame: FrameType | None) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
 
 
+def forget() -> Any:
+    """Return the session's engine, if there is one, and let `init` make another."""
+    global _session  # one process is one rank
+    session, _session = _session, None
+    return None if session is None else session._engine
+
+
 def provide(make: Callable[[int], Engine]) -> None:
     """Let `init` return a session of the engine that `make` returns for a seed."""
     global _make_engine  # one process is one rank

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tmover.core import rank as rules
 from tmover.core.events import Broken, FromAgent, Plan, Reported
-from tmover.core.orders import Assign, Start, Stop
+from tmover.core.orders import Assign, Start, Stop, Welcome
 from tmover.core.rank import Rank, Resolution, Verdict, Vote
 
 Send = Callable[[FromAgent], None]
@@ -49,6 +49,8 @@ class Standing:
         self.start: Start | None = None
         self.assign: Assign | None = None
         self.stop: Stop | None = None
+        self.welcome: Welcome | None = None
+        """The last word on who this process is to be, since it was told first."""
         self.released = 0
         """The highest epoch whose switch every rank has reported passed."""
         self.at_safe_point = False
@@ -217,6 +219,17 @@ class Standing:
             if order is None or order.plan.epoch <= after:
                 return None
             return None if order.plan.epoch in self.rank.revoked else order
+
+    def told(self, welcome: Welcome) -> None:
+        """Take note of who this process is to be."""
+        with self.changing():
+            self.welcome = welcome
+
+    def next_cast(self, after: int) -> Welcome | None:
+        """Return the order to run the script again that has come since the cast `after`."""
+        with self.changed:
+            order = self.welcome
+            return None if order is None or order.cast <= after else order
 
     def raise_if_stopped(self) -> None:
         """Raise `SystemExit` if the controller has ended this process's part in the job."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from tmover.core.events import Entered, Passed, Plan, PrepareFailed
-from tmover.core.orders import Assign, Prepare
+from tmover.core.orders import Assign, Prepare, Welcome
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.worker.handover import Handover, Owner
@@ -71,12 +71,17 @@ class Switch:
         finally:
             self._standing.at_safe_point = False
 
-    def promotion(self) -> None:
-        """Wait, warm, until this standby is promoted and has passed into the job's world."""
+    def promotion(self) -> Welcome | None:
+        """Wait, warm, until this standby is promoted and has passed into the job's world.
+
+        Return the order if it is to rehearse another slot instead.
+        """
         self._standing.at_safe_point = True
         try:
             while self._standing.rank.epoch == 0:
                 order = self._await_promotion()
+                if isinstance(order, Welcome):
+                    return order
                 try:
                     if isinstance(order, Prepare):
                         self._join_planned(order)
@@ -84,10 +89,11 @@ class Switch:
                         self._take(order)
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
+            return None
         finally:
             self._standing.at_safe_point = False
 
-    def _await_promotion(self) -> Prepare | Assign:
+    def _await_promotion(self) -> Prepare | Assign | Welcome:
         """Return the next order that gives this standby a rank; report meanwhile if asked."""
         runtime, standing = self._runtime, self._standing
         while True:
@@ -104,11 +110,12 @@ class Switch:
                     or standing.owes_report()
                     or standing.next_assign(0) is not None
                     or prepare() is not None
+                    or standing.next_cast(runtime.cast) is not None
                 ),
                 timeout_s=runtime.config.fence_after_s,
             )
             standing.raise_if_stopped()
-            order = standing.next_assign(0) or prepare()
+            order = standing.next_assign(0) or prepare() or standing.next_cast(runtime.cast)
             if order is not None:
                 return order
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from support.jobs import Story, exited, expired, reported, requested, warm
 from tmover.core import roles, standby
@@ -19,10 +20,9 @@ def pipeline(*, standbys: int = 1) -> Story:
     """Three stages, two slots each; its standby has just come up warm as the last slot."""
     story = Story(nnodes=6, standbys=standbys).training()
     schemas = {slot: STAGE[stage] for slot, stage in enumerate(BY_SLOT)}
+    new: dict[str, Any] = {"cast": 0, "slot": 5, "prove": False, "rehearsed": frozenset()}
     fresh = {
-        name: dataclasses.replace(agent, cast=0, slot=5, prove=False, schemas={}, proofs={}, rehearsed=frozenset())
-        if name.startswith("s")
-        else agent
+        name: dataclasses.replace(agent, **new, schemas={}, proofs={}) if name[0] == "s" else agent
         for name, agent in story.job.agents.items()
     }
     found = roles.found(schemas, 1)
