@@ -29,6 +29,11 @@ KEPT = [
 ]
 
 
+def lost(slot: int) -> str:
+    """Return the loss of a node in a step."""
+    return f"killnode:rank={slot},step=6,point=in_backward"
+
+
 def captured(keep: str, *more: str) -> Kind:
     arguments = ("--keep", keep, *more)
     return Kind(nodes=3, steps=12, arguments=arguments, script=HERE / "train_captured.py")
@@ -74,7 +79,7 @@ def test_a_script_that_keeps_its_rank_is_found_out_and_run_again(
     cluster: LocalCluster, undisturbed: Twin, keep: str, named: str
 ) -> None:
     kind = captured(keep)
-    training = Training(cluster, kind, hold_at=3, inject="kill:rank=1,step=6,point=in_backward")
+    training = Training(cluster, kind, hold_at=3, inject=lost(1))
     standby = rested(training)
     assert named in standby.rebuilds
     assert len(standby.takes) == 1
@@ -90,7 +95,7 @@ def test_a_script_that_asks_each_time_needs_no_other_rehearsal(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
     kind = captured("session")
-    training = Training(cluster, kind, hold_at=3, inject="kill:rank=1,step=6,point=in_backward")
+    training = Training(cluster, kind, hold_at=3, inject=lost(1))
     standby = rested(training)
     assert standby.takes == (0, 1, 2)
     training.open_gate()
@@ -106,7 +111,7 @@ def test_a_script_that_cannot_be_run_twice_is_started_afresh_for_the_slot_it_tak
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
     kind = captured("function", "--once")
-    training = Training(cluster, kind, hold_at=3, inject="kill:rank=1,step=6,point=in_backward")
+    training = Training(cluster, kind, hold_at=3, inject=lost(1))
     standby = rested(training)
     assert "initialised twice" in standby.rebuilds
     training.open_gate()

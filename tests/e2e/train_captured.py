@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import random
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -55,7 +58,7 @@ def scaler(keep: str, session: tmover.Session) -> Callable[[], float]:
         return lambda: 1.0 + trainer.settings["rank"]
     if keep == "import":
         module_of_its_own(session)
-        import captured_settings
+        import captured_settings  # type: ignore[import-not-found]  # written by this script
 
         return lambda: 1.0 + captured_settings.RANK
     if keep == "module":
@@ -81,6 +84,8 @@ def main() -> None:
     rank = session.rank if arguments.keep == "function" else -1
     scale = scaler(arguments.keep, session)
     torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
@@ -90,7 +95,7 @@ def main() -> None:
         with step:
             x, y = step.batch
             mine = 1.0 + rank if arguments.keep == "function" else scale()
-            loss = nn.functional.mse_loss(model(x * mine), y)
+            loss: Any = nn.functional.mse_loss(model(x * mine), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
