@@ -57,9 +57,7 @@ def rested(training: Training) -> StandbyStatus:
 def test_one_standby_takes_any_slot_of_a_pipeline(
     cluster: LocalCluster, undisturbed: Twin, slot: int
 ) -> None:
-    training = Training(
-        cluster, PIPELINE, hold_at=3, inject=f"kill:rank={slot},step=6,point=in_backward"
-    )
+    training = Training(cluster, PIPELINE, hold_at=3, inject=lost(slot))
     standby = rested(training)
     assert standby.rehearsed == (0, 1, 2, 3, 4, 5)
     assert standby.rebuilds == ""
