@@ -29,9 +29,17 @@ KEPT = [
 ]
 
 
-def lost(slot: int) -> str:
+def lost(slot: int, point: str = "in_backward") -> str:
     """Return the loss of a node in a step."""
-    return f"killnode:rank={slot},step=6,point=in_backward"
+    return f"killnode:rank={slot},step=6,point={point}"
+
+
+def pairs(script: str, *arguments: str, nodes: int = 2) -> Kind:
+    """Return a kind whose nodes have two ranks each."""
+    return Kind(nodes=nodes, nproc=2, steps=10, arguments=arguments, script=HERE / script)
+
+
+GRID = pairs("train_grid.py", nodes=4)
 
 
 def captured(keep: str, *more: str) -> Kind:
@@ -118,3 +126,29 @@ def test_a_script_that_cannot_be_run_twice_is_started_afresh_for_the_slot_it_tak
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.status.slots[1].agent == standby.agent
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes"),
+    [
+        pytest.param(GRID, 2, id="pp x tp x dp"),
+        pytest.param(pairs("train_small.py"), 2, id="ddp", marks=FULL),
+        pytest.param(pairs("train_sharded.py", "--layout", "fsdp"), 1, id="fsdp", marks=FULL),
+        pytest.param(pairs("train_sharded.py", "--layout", "hsdp"), 2, id="hsdp", marks=FULL),
+        pytest.param(pairs("train_sharded.py", "--layout", "tp"), 2, id="tp x dp", marks=FULL),
+    ],
+)
+def test_ranks_of_a_node_change_together(
+    cluster: LocalCluster, undisturbed: Twin, kind: Kind, takes: int
+) -> None:
+    slot = kind.nodes - 1
+    training = Training(cluster, kind, hold_at=3, inject=lost(2 * slot, "before_vote"))
+    standby = rested(training)
+    assert standby.rebuilds == ""
+    assert len(standby.takes) == takes
+    training.open_gate()
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.status.slots[slot].agent == standby.agent

@@ -23,7 +23,7 @@ from tmover.comm.inbox import ANY, Answered, Message
 from tmover.comm.launch import Launches
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
-from tmover.comm.tensors import device_of
+from tmover.comm.tensors import device_of, plain
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -323,6 +323,7 @@ class TmoverGroup(NamedGroup):
         return self._message(tensors, ANY, tag, outgoing=False)
 
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
+        tensors = [plain(tensor) for tensor in tensors]
         self._checks.message("send" if outgoing else "recv", tensors, peer, tag)
         device = device_of(tensors, None)
         stocked = self._fabric.generation.carries(self.wire_name, device)

@@ -129,6 +129,8 @@ def let_go() -> None:
     if dynamo is not None:
         dynamo.reset()  # it keeps compiled code with what that refers to; files of it stay
     gc.collect()
+    for mesh in alive(*_MESHES):
+        mesh._thread_id = -id(mesh)  # else DTensor would find what it keeps for an equal mesh
     found = [each for kind in (_MESHES, _STAGES, _ZERO, _PLACES) for each in alive(*kind)]
     _left[:] = [ref for ref in _left if ref() is not None] + [weakref.ref(each) for each in found]
 
