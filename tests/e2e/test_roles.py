@@ -152,3 +152,18 @@ def test_ranks_of_a_node_change_together(
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
     assert outcome.status.slots[slot].agent == standby.agent
+
+
+@FULL
+def test_a_script_may_tell_roles_apart_itself(cluster: LocalCluster, undisturbed: Twin) -> None:
+    kind = captured("session", "--roles")
+    training = Training(cluster, kind, hold_at=3, inject=lost(0))
+    standby = rested(training)
+    assert standby.takes == (1, 2)
+    assert standby.rehearsed == (0, 1, 2)
+    training.open_gate()
+
+    outcome = training.finish()
+
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.status.slots[0].agent == standby.agent

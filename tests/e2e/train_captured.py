@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--keep", choices=KINDS, default="session")
+    parser.add_argument("--roles", action="store_true", help="let rank 0 be a role of its own")
     parser.add_argument("--once", action="store_true", help="fail if run twice in a process")
     parser.add_argument("--hold", nargs=2, default=None)
     arguments = parser.parse_args()
@@ -80,6 +81,7 @@ def main() -> None:
             raise RuntimeError(msg)
         torch.captured_once = True  # type: ignore[attr-defined]
     session = tmover.init(seed=3)
+    session.role = "first" if arguments.roles and session.rank == 0 else ""
     KEPT = session.rank if arguments.keep == "module" else -1
     rank = session.rank if arguments.keep == "function" else -1
     scale = scaler(arguments.keep, session)

@@ -134,7 +134,8 @@ class LiveEngine:
 
     def schema(self) -> dict[str, str]:
         """Return what a standby must have in common with the rank it takes over, by name."""
-        return {**self.tracked.schema(), "process groups": self._groups}
+        named = {"session.role": self.tracked.role} if self.tracked.role else {}
+        return {**self.tracked.schema(), "process groups": self._groups, **named}
 
     def leave(self) -> None:
         """Leave the loop, at its end or before."""
