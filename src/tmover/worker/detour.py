@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-_LOOK = ("stat", "lstat", "access", "statvfs", "getxattr", "listxattr", "chdir")
+_LOOK = ("stat", "lstat", "access", "statvfs", "getxattr", "listxattr")
 _PUT = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
 _MAKE = ("mkdir", "mkfifo", "mknod")
 _DROP = ("remove", "unlink", "rmdir")
@@ -89,6 +89,7 @@ class Detour:
         ]
         if reads:
             kinds += [(_LOOK, self._look), (_LIST, self._list), (("readlink",), self._look)]
+            kinds.append((("chdir",), self._go))
         for names, how in kinds:
             for name in names:
                 if hasattr(os, name):
@@ -138,6 +139,13 @@ class Detour:
         with self._on_the_way() as way:
             found = way.look(where)
         return _call(old, path, where, found, *args, **kwargs)
+
+    def _go(self, old: Function, /, path: Any) -> Any:
+        """Change to the directory itself if there is one: names that start there go on from it."""
+        where = _absolute(path, None)
+        with self._on_the_way():
+            is_there = where is None or os.path.isdir(where)
+        return old(path) if is_there else self._look(old, path)
 
     def _put(self, old: Function, /, path: Any, *args: Any, **kwargs: Any) -> Any:
         return self._written(old, path, *args, keep=True, new=False, **kwargs)

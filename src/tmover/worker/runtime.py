@@ -36,6 +36,7 @@ from tmover.worker import refusals
 from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
+from tmover.worker.isolation import Isolation
 from tmover.worker.pace import Pace
 from tmover.worker.standing import Standing
 from tmover.worker.trace import Trace
@@ -70,6 +71,7 @@ class Runtime:
         self.control = control
         self.fabric = fabric
         self.trace = Trace(environment.trace, identity, states=environment.trace_state)
+        self.isolation = Isolation(self.config, identity, fabric, ours=environment.trace)
         self.injector = Injector(
             environment.inject,
             lambda: self.identity,
@@ -120,6 +122,7 @@ class Runtime:
 
     def become(self, identity: Identity) -> None:
         """Be `identity` from now on: for the script's environment and for the trace too."""
+        self.isolation.follow(identity)
         self.identity = identity
         self.trace.identity = identity
         identity.export()
@@ -204,6 +207,7 @@ class Runtime:
 
     def die(self, why: str) -> NoReturn:
         """End this process at once, where no exception would get through."""
+        self.isolation.close()
         print(f"tmover: {why}", file=sys.stderr)
         local_rank, phase = self.identity.local_rank, f"{wire.ERROR_PHASE}{why}"
         self.control.send(wire.Pulse(local_rank=local_rank, step=NO_STEP, phase=phase))
@@ -214,6 +218,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close links, threads and files."""
+        self.isolation.close()
         with self.standing.changed:
             stop = self.standing.stop
         self.copies.close()

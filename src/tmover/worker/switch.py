@@ -84,6 +84,9 @@ class Switch:
                         self._take(order)
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
+        except SystemExit:  # it is ended: what the script does with that is nothing of the job's
+            self._runtime.isolation.draw()
+            raise
         finally:
             self._standing.at_safe_point = False
 
