@@ -123,6 +123,10 @@ class WorkerConfig(_Table, frozen=True):
     """To how many other nodes; so many may be lost at once. A rank keeps those of as many ranks."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
+    scratch: str = ""
+    """Where files go that a rehearsal writes, "" if where the script says; local to the node."""
+    keep_scratch: bool = False
+    """Whether they stay there when the rehearsal is over."""
 
 
 class LocalConfig(_Table, frozen=True):

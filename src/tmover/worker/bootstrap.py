@@ -167,6 +167,8 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
         _runtime = _enter(door, control, environment)
         return _perform(_runtime, argv)
     except (Exception, SystemExit) as error:
+        if _runtime is not None:
+            _runtime.isolation.lift()
         _confess(control, environment.local_rank, error)
         raise
     finally:
@@ -227,6 +229,8 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
     made.mark = hashlib.sha256(b"checkpoints" + greeting.secret).hexdigest()[:16]
     identity.export()
     intercept.install(fabric)
+    if identity.sandbox:
+        made.isolation.begin()
     door.hand_over(made)
     control.send(wire.Endpoint(local_rank=identity.local_rank, endpoint=fabric.endpoint))
     made.form()

@@ -129,6 +129,7 @@ class LiveEngine:
                     step=self._resuming.step,
                 )
             )
+        runtime.isolation.looping()
         runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         return self._total
 
@@ -139,16 +140,14 @@ class LiveEngine:
 
     def leave(self) -> None:
         """Leave the loop, at its end or before."""
-        fabric = self._runtime.fabric
-        fabric.refusal, fabric.caution = "", refusals.AFTER_LOOP
+        self._runtime.fabric.refusal, self._runtime.fabric.caution = "", refusals.AFTER_LOOP
 
     def break_off(self) -> None:
         """End the process if the script leaves the loop early where it must not go on."""
-        runtime = self._runtime
         if self.sandbox:
-            runtime.die(refusals.LEFT_IN_REHEARSAL)
+            self._runtime.die(refusals.LEFT_IN_REHEARSAL)
         if self._last is not None and self._last.phase is not Phase.PASSED:
-            runtime.die(refusals.LEFT_UNCOMMITTED)
+            self._runtime.die(refusals.LEFT_UNCOMMITTED)
 
     def next_step(self) -> Step | None:
         """Settle the boundary after the last step and return the next one; None at the end."""

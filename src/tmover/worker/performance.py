@@ -42,6 +42,7 @@ def _play(made: Runtime, play: Callable[[], int]) -> int | None:
 def _strike(made: Runtime, around: Surroundings) -> None:
     """Take away what the script has made, and be the rank that it is to be run as."""
     order = made.stage.cleared()
+    made.isolation.again()
     engine = session.forget()
     if engine is not None:
         engine.dismiss()

@@ -104,6 +104,7 @@ class Rehearsal:
             return True
         if error is not None:
             if self._done == self._runtime.config.rehearse_steps:
+                self._runtime.isolation.draw()
                 return False  # not one step could be rehearsed to its end: let the user see why
             logger.warning("rehearsal of step %d: %s", self._done - 1, error)
         return True

@@ -35,6 +35,7 @@ from tmover.worker import refusals
 from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
+from tmover.worker.isolation import Isolation
 from tmover.worker.pace import Pace
 from tmover.worker.stage import Stage
 from tmover.worker.standing import Standing
@@ -70,6 +71,7 @@ class Runtime:
         self.control = control
         self.fabric = fabric
         self.trace = Trace(environment.trace, identity, states=environment.trace_state)
+        self.isolation = Isolation(self.config, identity, fabric, ours=environment.trace)
         self.injector = Injector(
             environment.inject,
             lambda: self.identity,
@@ -98,7 +100,7 @@ class Runtime:
             fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
         )
         self.pace = Pace(fabric)
-        self.stage = Stage(self.die)
+        self.stage = Stage(self.die, self.isolation.draw)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
         self.aborted: set[int] = set()
@@ -121,6 +123,7 @@ class Runtime:
 
     def become(self, identity: Identity) -> None:
         """Be `identity` from now on: for the script's environment and for the trace too."""
+        self.isolation.follow(identity)
         self.identity = identity
         self.trace.identity = identity
         identity.export()
@@ -205,6 +208,7 @@ class Runtime:
 
     def die(self, why: str) -> NoReturn:
         """End this process at once, where no exception would get through."""
+        self.isolation.close()
         print(f"tmover: {why}", file=sys.stderr)
         local_rank, phase = self.identity.local_rank, f"{wire.ERROR_PHASE}{why}"
         self.control.send(wire.Pulse(local_rank=local_rank, step=NO_STEP, phase=phase))
@@ -215,6 +219,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close links, threads and files."""
+        self.isolation.close()
         with self.standing.changed:
             stop = self.standing.stop
         self.copies.close()

@@ -32,8 +32,10 @@ class Recast(BaseException):
 class Stage:
     """Where a worker's script is performed, and what one performance leaves to the next."""
 
-    def __init__(self, die: Callable[[str], NoReturn]) -> None:
+    def __init__(self, die: Callable[[str], NoReturn], draw: Callable[[], None]) -> None:
+        """Begin. `draw` hides what a script does while it unwinds."""
         self._die = die
+        self._draw = draw
         self.order: Welcome | None = None
         """Whom the script is to be run as next; None unless it is on its way out."""
         self.trial: Trial | None = None
@@ -46,6 +48,7 @@ class Stage:
         self._watchdog = threading.Timer(UNWIND_S, self._die, (_STUCK,))
         self._watchdog.daemon = True
         self._watchdog.start()
+        self._draw()
         raise Recast
 
     def check(self) -> None:

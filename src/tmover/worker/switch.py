@@ -90,6 +90,9 @@ class Switch:
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
             return None
+        except SystemExit:  # it is ended: what the script does with that is nothing of the job's
+            self._runtime.isolation.draw()
+            raise
         finally:
             self._standing.at_safe_point = False
 

@@ -19,8 +19,12 @@ def die(why: str) -> NoReturn:
     pytest.fail(why)
 
 
+def hide() -> None:
+    """Hide nothing."""
+
+
 def test_a_handler_of_exceptions_lets_it_pass() -> None:
-    stage = Stage(die)
+    stage = Stage(die, hide)
 
     def script() -> None:
         with contextlib.suppress(Exception):
@@ -33,7 +37,7 @@ def test_a_handler_of_exceptions_lets_it_pass() -> None:
 
 
 def test_who_swallows_it_meets_it_again() -> None:
-    stage = Stage(die)
+    stage = Stage(die, hide)
     with contextlib.suppress(BaseException):
         stage.leave(ORDER, None)
 
