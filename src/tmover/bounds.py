@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 LONGEST_S = 20 * 86400
 """No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
 _FABRICS = ("links", "generation")
+_MODES = ("off", "observe", "act")
 
 
 def check(config: Config, *, source: str) -> None:
@@ -35,6 +36,11 @@ def check(config: Config, *, source: str) -> None:
         (links.interval_s <= 32767, "links.interval_s <= 32767"),
         (1 <= links.probes <= 127, "1 <= links.probes <= 127"),
         (config.comm.fabric in _FABRICS, f"comm.fabric is one of {', '.join(_FABRICS)}"),
+        (
+            head.stragglers in _MODES,
+            f"controller.stragglers is one of {', '.join(_MODES)}",
+        ),
+        (head.straggler_margin > 1, "controller.straggler_margin > 1"),
         (config.worker.copy_every >= 1, "worker.copy_every >= 1"),
         (config.worker.copies >= 1, "worker.copies >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),

@@ -38,6 +38,14 @@ class ControllerConfig(_Table, frozen=True):
     """A node for whose ranks all others wait, in the middle of a step, for so long is lost."""
     stuck_steps: float = 10.0
     """But not before so many steps of the usual length would have been done meanwhile."""
+    stragglers: str = "observe"
+    """A node slower than its peers is shown ("observe"), moved ("act"), or let be ("off")."""
+    straggler_margin: float = 1.3
+    """It is if its own part of a step takes more than so many times theirs."""
+    straggler_for_s: float = 120.0
+    """For so long."""
+    straggler_cooldown_s: float = 600.0
+    """With "act", a job is moved for that no more often than this."""
     poll_s: float = 1.0
     """How often the scheduler is asked for the state of its nodes."""
     request_s: float = 10.0

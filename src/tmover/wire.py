@@ -24,6 +24,7 @@ import msgspec
 from tmover.core.events import FromAgent, Record
 from tmover.core.orders import AnyOrder
 from tmover.core.progress import Progress
+from tmover.core.straggler import OwnStatus
 from tmover.errors import ProtocolError
 
 VERSION = b"tmover/1"
@@ -274,6 +275,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler holds for it, the main allocation first, in a few words each."""
     waits: tuple[WaitStatus, ...] = ()
     """The ranks that others wait for, the worst one first."""
+    own: tuple[OwnStatus, ...] = ()
+    """How long each node's own part of a step takes, by slot; empty where it is not known."""
+    slow: str = ""
+    """Which node is slower than its peers, "" if none is."""
     suspect: str = ""
     """How long it has made no step, and who is to blame, if that is longer than usual."""
     redundancy: str = ""

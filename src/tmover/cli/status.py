@@ -122,6 +122,8 @@ def _troubles(status: JobStatus) -> Iterator[str]:
     """Yield who keeps the others waiting, and whether the job stands still."""
     if status.suspect:
         yield from ("", f"suspect: {status.suspect}")
+    if status.slow:
+        yield from ("", f"slow: {status.slow}")
     for wait in status.waits:
         if wait.is_straggler:
             per = f"{wait.per_step_s:.3g} s per step in the last {wait.steps}"

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from tmover.comm.idle import IDLE
+
 
 class Job(Protocol):
     """Something to be done in turn."""
@@ -68,7 +70,8 @@ class Fifo:
             return
         waited = _Waited(job)
         self.submit(waited)
-        waited.over.wait()
+        with IDLE.waiting():
+            waited.over.wait()
 
     def submit(self, job: Job) -> None:
         """Let the thread run the job after all that came before it."""

@@ -17,6 +17,7 @@ import torch
 
 from tmover.comm.fabric import Fabric
 from tmover.comm.generation import Use
+from tmover.comm.idle import IDLE
 from tmover.comm.overstock import OverStock
 from tmover.comm.stock import Stock
 from tmover.comm.untraced import untraced
@@ -59,7 +60,9 @@ class Launched(Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return when it is done, or in its place on the stream. Raises what it is judged to be."""
-        self.conclude(self._await(timeout))
+        with IDLE.waiting():
+            error = self._await(timeout)
+        self.conclude(error)
         if self._error is not None:
             raise self._error
         return True
@@ -107,8 +110,11 @@ class Launched(Work):
             self.conclude(self._await(timedelta(0)))
             return super().get_future()
         first = futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
+        is_promised = IDLE.promise()
 
         def ended(future: Any) -> Any:
+            if is_promised:
+                IDLE.keep()
             try:
                 future.value()
             except Exception as error:  # noqa: BLE001 - a library's edge: it is judged
@@ -193,6 +199,7 @@ class Launches:
                 raise judged from error
         judge = _Judgement(fabric, epoch, stock, answer, strict=strict)
         streamed = device != "cpu"
+        IDLE.is_blind |= streamed
         launched = Launched(
             result,
             works,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 
 from tmover.comm.fabric import Fabric
+from tmover.comm.idle import IDLE
 from tmover.comm.inbox import ANY, Message
 from tmover.comm.latch import Bell
 from tmover.comm.routes import Routes
@@ -138,7 +139,8 @@ class Post:
             self._waiters += 1
             if self._driven:
                 self._bell.ring()
-            self._changed.wait_for(lambda: done() or not self._driven, timeout_s)
+            with IDLE.waiting():
+                self._changed.wait_for(lambda: done() or not self._driven, timeout_s)
             self._waiters -= 1
             if self._driven or done():
                 return False
@@ -286,12 +288,13 @@ class Post:
         poller.register(self._bell.fd, select.POLLIN)
         routes.watch(poller)
         end = min(deadline, *(message.deadline for message in routes.under_way()))
-        for _ in range(glances):
-            events = poller.poll(0)
-            if events:
-                break
-            os.sched_yield()
-        else:
-            events = poller.poll(max(0.0, end - time.monotonic()) * 1000 + 1)
+        with IDLE.waiting():
+            for _ in range(glances):
+                events = poller.poll(0)
+                if events:
+                    break
+                os.sched_yield()
+            else:
+                events = poller.poll(max(0.0, end - time.monotonic()) * 1000 + 1)
         self._bell.clear(seen=any(fd == self._bell.fd for fd, _ in events))
         return time.monotonic() >= end

@@ -67,7 +67,7 @@ class Relay:
         silent = not self._received and not self._receives[0].has_begun
         waiting = Waiting(links, [self._in.fd] if silent else [])
         try:
-            return poller.poll(max(0.0, deadline - waiting.now) * 1000)
+            return waiting.poll(poller, deadline)
         finally:
             waiting.end()
 

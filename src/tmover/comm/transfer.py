@@ -254,8 +254,7 @@ def _go_on(
     for fd in outgoing.keys() | incoming.keys():
         poller.register(fd, _mask(fd, outgoing, incoming))
     while outgoing or incoming:
-        events = poller.poll(max(0.0, deadline - waiting.now) * 1000)
-        waiting.look()
+        events = waiting.poll(poller, deadline)
         if not events:
             raise _late(outgoing, incoming, timeout_s)
         for fd, mask in events:

@@ -5,9 +5,11 @@ Begun only when there is something to wait for, so it costs nothing where all ha
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterable, Mapping
 
+from tmover.comm.idle import IDLE
 from tmover.comm.link import Link
 
 
@@ -24,9 +26,13 @@ class Waiting:
             link.is_awaited = True
         self._began = self.now = time.monotonic()
 
-    def look(self) -> None:
-        """Look at the clock: what is charged next, is charged up to now."""
+    def poll(self, poller: select.poll, deadline: float) -> list[tuple[int, int]]:
+        """Return what is ready, none if nothing is before the deadline. Charges are up to now."""
+        began = time.monotonic()
+        events = poller.poll(max(0.0, deadline - began) * 1000)
         self.now = time.monotonic()
+        IDLE.charge(self.now - began)
+        return events
 
     def heard(self, fd: int) -> None:
         """Note that something has come: the rest of it is no lateness."""
@@ -36,7 +42,7 @@ class Waiting:
 
     def end(self) -> None:
         """Charge those that were waited for until now."""
-        self.look()
+        self.now = time.monotonic()
         for fd in self._silent:
             self.links[fd].waited_s += self.now - self._began
         for link in self.links.values():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from tmover.comm.idle import IDLE
 from tmover.comm.untraced import untraced
 from tmover.errors import LinkError
 
@@ -38,6 +39,8 @@ class Work(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         self._asked: torch.futures.Future[Any] | None = None
         """The future, if somebody had asked for it before the collective was done."""
+        self._is_promised = False
+        """Whether a backward waits for the future."""
         self._error: Exception | None = None
 
     # --- as a job of the group --------------------------------------------------------------------
@@ -71,6 +74,8 @@ class Work(dist.Work):
     def publish(self) -> None:
         """Give the future its result; what was to follow happens now, in this thread."""
         if self._asked is not None:
+            if self._is_promised:
+                IDLE.keep()
             self._asked.set_result(self._result)
 
     # --- as torch sees it -------------------------------------------------------------------------
@@ -81,7 +86,7 @@ class Work(dist.Work):
             if not self._done and self._over is None:
                 self._over = threading.Event()
             over = None if self._done else self._over
-        if over is not None and not over.wait(timeout.total_seconds() or None):
+        if over is not None and not _is_set(over, timeout.total_seconds() or None):
             msg = f"a collective was not done within {timeout.total_seconds():g} s"
             raise LinkError(msg)
         if self._error is not None:
@@ -96,6 +101,7 @@ class Work(dist.Work):
             future: torch.futures.Future[Any] = torch.futures.Future()
             self._future = future
             done = self._done
+            self._is_promised = not done and IDLE.promise()
         if done:
             future.set_result(self._result)
         return future
@@ -119,3 +125,8 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         """Wait, as there is no stream to order after."""
         self.wait()
+
+
+def _is_set(over: threading.Event, timeout_s: float | None) -> bool:
+    with IDLE.waiting():
+        return over.wait(timeout_s)

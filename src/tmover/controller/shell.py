@@ -197,8 +197,8 @@ class Controller:
                     extra={"job_id": who.job},
                 )  # fmt: skip
                 self.post(LeaseExpired(job=who.job, agent=who.agent))
-            for stuck in self._suspects.look(self._desk.jobs(), now):
-                self.post(stuck)
+            for found in self._suspects.look(self._desk.jobs(), now):
+                self.post(found)
 
     # --- one turn ---------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from tmover import wire
 from tmover.controller import requests
 from tmover.controller.desk import Desk, Ledger
 from tmover.controller.presence import Presence, Seen, Who
-from tmover.controller.suspects import Suspects, progress_of
+from tmover.controller.stragglers import progress_of
+from tmover.controller.suspects import Suspects
 from tmover.core.progress import lateness, straggler
 from tmover.core.roster import Job
 from tmover.core.view import MoveView, SlotView, StandbyView, view
@@ -44,6 +45,8 @@ class Views:
             status,
             allocations=(*shown, *self.troubles(job)),
             suspect="" if suspect is None else str(suspect),
+            own=self._suspects.stragglers.of(job),
+            slow=self._suspects.stragglers.sentence(job),
         )
 
     def reply(self, request: wire.StatusRequest, user: str = "") -> wire.AnyReply:

@@ -1,14 +1,15 @@
-"""The controller's eyes on progress: which job stands still, and for whom everybody waits."""
+"""The controller's eyes on progress: which job stands still, for whom all wait, who is slow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tmover.config import ControllerConfig
-from tmover.controller.presence import Presence, Who
-from tmover.core.events import Stuck
+from tmover.controller.presence import Presence
+from tmover.controller.stragglers import Stragglers, progress_of
+from tmover.core.events import Straggling, Stuck
 from tmover.core.phase import Stage
-from tmover.core.progress import Limits, Progress, Standstill, Suspicion, suspicion
+from tmover.core.progress import Limits, Standstill, Suspicion, suspicion
 from tmover.core.roster import Job
 
 _MOVING = frozenset({Stage.TRAINING, Stage.PREPARING, Stage.ARMED})
@@ -23,20 +24,23 @@ class Suspects:
     def __init__(self, config: ControllerConfig, presence: Presence) -> None:
         self._limits = Limits(config.stuck_s, config.stuck_steps)
         self._presence = presence
+        self.stragglers = Stragglers(config, presence)
         self._still: dict[str, Standstill] = {}
         self._found: dict[str, Suspicion] = {}
         self._looked_at = 0.0
 
-    def look(self, jobs: Iterable[Job], now: float) -> list[Stuck]:
-        """Return the nodes to be given up, each once per standstill.
+    def look(self, jobs: Iterable[Job], now: float) -> list[Stuck | Straggling]:
+        """Return the nodes to be given up, each once per standstill, and those that are slow.
 
         After a time in which nobody looked all begins anew: it was the controller that stood still.
         """
-        still, found, stuck = self._still, self._found, list[Stuck]()
+        still, found, news = self._still, self._found, list[Stuck | Straggling]()
         if now - self._looked_at > _GAP_S:
             still, found = {}, {}
+            self.stragglers.forget()
         self._still, self._found, self._looked_at = {}, {}, now
         for job in jobs:
+            news += self.stragglers.look(job, now)
             ranks = progress_of(job, self._presence)
             if job.phase.stage not in _MOVING or len(ranks) < job.nnodes * job.nproc:
                 continue
@@ -48,24 +52,12 @@ class Suspects:
             self._found[job.name] = suspect
             was_certain = job.name in found and found[job.name].is_certain
             if suspect.is_certain and not was_certain:
-                stuck += _stuck(job, suspect)
-        return stuck
+                news += _stuck(job, suspect)
+        return news
 
     def of(self, job: str) -> Suspicion | None:
         """Return what is suspected of a job."""
         return self._found.get(job)
-
-
-def progress_of(job: Job, presence: Presence) -> Mapping[int, Progress]:
-    """Return what the ranks of a job have said of themselves last, by rank, as far as they have."""
-    found = {}
-    for slot, agent in enumerate(job.slots):
-        seen = presence.seen(Who(job.name, agent))
-        for local, said in enumerate(() if seen is None else seen.progress[: job.nproc]):
-            rank = slot * job.nproc + local
-            if said is not None and said.rank == rank:
-                found[rank] = said
-    return found
 
 
 def _stuck(job: Job, suspect: Suspicion) -> list[Stuck]:

@@ -205,4 +205,4 @@ def avoided(job: Job, at: float) -> tuple[str, ...]:
     """Return the nodes that a standby of `job`, if ordered at the time `at`, must not be on."""
     used = {agent.node for agent in job.agents.values()}
     left = {node for node, since in job.left.items() if at - since < LEFT_S}
-    return tuple(sorted(used | left | job.requests.keys()))
+    return tuple(sorted(used | left | job.requests.keys() | job.slow.keys()))

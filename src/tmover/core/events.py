@@ -318,6 +318,18 @@ class Stuck(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class Straggling(Event, frozen=True, kw_only=True):
+    """The agent's node has been slower than its peers in `epoch` for long."""
+
+    agent: str
+    epoch: int
+    reason: str
+    act: bool = False
+    """Whether it is to be moved, if it can be."""
+    hindrance: str = ""
+    """Why it is not, where it would be."""
+
+
 class DeadlinePassed(Event, frozen=True, kw_only=True):
     """A timer set by `ArmDeadline` has fired."""
 
@@ -328,11 +340,11 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
     Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
-    CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, DeadlinePassed,
+    CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, Straggling, DeadlinePassed,
 ]  # fmt: skip
 Outside = (
     Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | StandbysGone
-    | LeaseExpired | Stuck
+    | LeaseExpired | Stuck | Straggling
 )  # fmt: skip
 """What people, the scheduler and suspicion say."""
 OfMoves = Union[

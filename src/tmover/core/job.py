@@ -13,7 +13,7 @@ After a restart it replays the journal, carries out the last event's actions aga
 from __future__ import annotations
 
 from tmover.core import epoch as epochs
-from tmover.core import form, move, recover, standby
+from tmover.core import form, move, recover, standby, straggler
 from tmover.core.draft import Draft, welcome
 from tmover.core.events import (
     CANCELLED,
@@ -43,6 +43,7 @@ from tmover.core.events import (
     Reported,
     Sharing,
     StandbysGone,
+    Straggling,
     Stuck,
     Submitted,
     Verified,
@@ -174,14 +175,20 @@ def _hear_outside(draft: Draft, event: Outside) -> None:
         case CancelRequested(reason=reason, code=code):
             draft.end(code, reason)
         case NodeLost(node=node, reason=reason):
-            for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
-                draft.lose(name, reason)
+            _lose_node(draft, node, reason)
         case StandbysGone(epoch=epoch):
             _await_no_order(draft, epoch)
         case LeaseExpired(agent=name):
             draft.lose(name, "its agent was not heard of for the lease")
         case Stuck():
             epochs.give_up_stuck(draft, event)
+        case Straggling():
+            straggler.hear(draft, event)
+
+
+def _lose_node(draft: Draft, node: str, reason: str) -> None:
+    for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
+        draft.lose(name, reason)
 
 
 def _hear_worker(draft: Draft, event: OfMoves) -> None:

@@ -55,11 +55,12 @@ def welcome_back(draft: Draft, node: str) -> None:
     if is_moving:
         draft.note(f"{node} is being left: it can be used again after the move, ask then")
         return
-    if node not in {*job.requests, *job.left}:
+    if node not in {*job.requests, *job.left, *job.slow}:
         return
     draft.set(
         requests={name: asked for name, asked in job.requests.items() if name != node},
         left={name: at for name, at in job.left.items() if name != node},
+        slow={name: at for name, at in job.slow.items() if name != node},
     )
     draft.note(f"{node} may be used again")
 

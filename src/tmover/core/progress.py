@@ -48,6 +48,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     median_s: float = 0.0
     """How long its steps take; 0 as long as it has done too few."""
+    own_s: float = 0.0
+    """How long its own part of a step takes, without waits for others; 0 if not known."""
+    epoch: int = 0
+    """The world that this is said of."""
 
 
 class Limits(NamedTuple):

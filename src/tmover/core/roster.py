@@ -50,6 +50,14 @@ class Crashes(NamedTuple):
     """Standbys that were lost while they took it over."""
 
 
+class Acts(NamedTuple):
+    """How often a slot was moved because its node was slow."""
+
+    times: int = 0
+    at: float = 0.0
+    """The last time, by the wall clock."""
+
+
 class Breaks(NamedTuple):
     """How often in a row the world of these agents broke with nobody lost and no step applied."""
 
@@ -199,6 +207,10 @@ class Job:
     """Links opened since all have passed a world: the pair of workers, and for which epoch."""
     stumbles: int = 0
     """Attempts at a world since the last one that held, in which nobody was lost."""
+    acted: Mapping[int, Acts] = dataclasses.field(default_factory=dict)
+    """By slot: moves that nobody asked for, since its node was slow."""
+    slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """When a node was moved away from for slowness: no standby, unless somebody says it is well."""
     unfit: int = 0
     """Standbys in a row that were let go because they could not rehearse the script."""
     ordered: Ordered = dataclasses.field(default_factory=Ordered)

@@ -54,9 +54,9 @@ def spare(job: Job) -> list[Agent]:
 
 
 def candidates(job: Job, slot: int) -> list[Agent]:
-    """Return the warm standbys that could take `slot` now: those that failed least come first."""
+    """Return the warm standbys that could take `slot` now, those last that are slow or failed."""
     fit = [agent for agent in spare(job) if takes(job, agent, slot)]
-    return sorted(fit, key=lambda agent: (agent.failures, agent.slot != slot))
+    return sorted(fit, key=lambda a: (a.node in job.slow, a.failures, a.slot != slot))
 
 
 def takes(job: Job, agent: Agent, slot: int) -> bool:

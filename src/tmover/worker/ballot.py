@@ -28,6 +28,7 @@ class Ballot:
     def decide(self, attempt: Attempt, *, is_last: bool) -> None:
         """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
         runtime, step = self._runtime, attempt.step.index
+        runtime.pace.own.pause()
         verdict, switch_to = self._hold(step, attempt.record)
         if verdict is Verdict.BROKEN and runtime.standing.rank.doubt == step:
             verdict = self._out_of_doubt(step, self._switch.decision(step))
@@ -38,6 +39,7 @@ class Ballot:
             raise Interrupted(msg)
         attempt.phase = Phase.PASSED
         attempt.switch_to = 0 if is_last else switch_to
+        runtime.pace.own.resume()
         runtime.injector.at(Point.AFTER_VOTE, step)
 
     def secure(self, step: int, record: bytes) -> bool:

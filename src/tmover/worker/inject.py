@@ -7,8 +7,9 @@ everything. A process that was a standby when it started is spared, or the joine
 it came to mend, unless `sandbox=1` is given: then only such processes are meant. Faults: `kill`
 (SIGKILL to this process), `killnode` (SIGKILL to this process's agent first, then itself), `stop`
 (SIGSTOP), `cut` (every link of this process breaks; both ends of each live on), `raise` (a
-RuntimeError in the script), `hold` (wait until the file named by the key `until` is there). Each
-stands in the trace.
+RuntimeError in the script), `hold` (wait until the file named by the key `until` is there), `slow`
+(take so many `seconds` longer, in every step from the given one on). Each stands in the trace, the
+last one once.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Fault(str, enum.Enum):
     CUT = "cut"
     RAISE = "raise"
     HOLD = "hold"
+    SLOW = "slow"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +74,23 @@ class Injection:
     node: str | None = None
     until: str | None = None
     """The file that ends a `hold`."""
+    seconds: float | None = None
+    """By how much `slow` makes a step longer."""
 
     def due(self, identity: Identity, *, point: Point, step: int | None, was_standby: bool) -> bool:
         """Return whether this process is to suffer the fault now."""
         return (
             self.point is point
             and self.rank in (None, identity.rank)
-            and self.step in (None, step)
+            and self._is_step(step)
             and self.sandbox is was_standby
             and (self.node is None or identity.agent.startswith(self.node))
         )
+
+    def _is_step(self, step: int | None) -> bool:
+        if self.step is None or step is None:
+            return self.step is None
+        return self.step == step or (self.fault is Fault.SLOW and self.step < step)
 
 
 def parse(text: str) -> list[Injection]:
@@ -96,10 +105,11 @@ def parse(text: str) -> list[Injection]:
 def _parse_one(text: str) -> Injection:
     fault, _, rest = text.strip().partition(":")
     fields = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
-    known = {"rank", "step", "point", "sandbox", "node", "until"}
+    known = {"rank", "step", "point", "sandbox", "node", "until", "seconds"}
     try:
-        if ("until" in fields) is not (fault == Fault.HOLD.value):
-            raise ValueError(rest)
+        for key, its in (("until", Fault.HOLD), ("seconds", Fault.SLOW)):
+            if (key in fields) is not (fault == its.value):
+                raise ValueError(rest)
         if set(fields) - known or any("=" not in item for item in rest.split(",")):
             raise ValueError(rest)
         return Injection(
@@ -110,13 +120,14 @@ def _parse_one(text: str) -> Injection:
             sandbox=bool(int(fields.get("sandbox", "0"))),
             node=fields.get("node"),
             until=fields.get("until"),
+            seconds=float(fields["seconds"]) if "seconds" in fields else None,
         )
     except (KeyError, ValueError) as error:
         points = ", ".join(point.value for point in Point)
         msg = (
             f"TMOVER_INJECT: cannot read {text!r}: write FAULT:point=P[,rank=R][,step=S]"
             f"[,sandbox=0|1][,node=N], FAULT one of kill killnode stop cut raise, or hold with "
-            f"until=FILE, P one of {points}"
+            f"until=FILE, or slow with seconds=S, P one of {points}"
         )
         raise ConfigError(msg) from error
 
@@ -134,6 +145,7 @@ class Injector:
         tell: Callable[[Mapping[str, object]], None] = lambda fault: None,
     ) -> None:
         self._pending = parse(text)
+        self._said: list[Injection] = []
         self._agent_pid = agent_pid
         self._cut = cut
         self._tell = tell
@@ -157,15 +169,25 @@ class Injector:
             if injection.due(
                 self._identity(), point=point, step=step, was_standby=self._was_standby
             ):
-                self._pending.remove(injection)
-                fault = {"fault": injection.fault.value, "point": point.value, "step": step}
-                self._tell(fault)
+                self._say(injection, step)
                 self._do(injection)
                 return
+
+    def _say(self, injection: Injection, step: int | None) -> None:
+        """Have it in the trace, and never do it again, unless it is to last."""
+        if injection.fault is not Fault.SLOW:
+            self._pending.remove(injection)
+        if injection in self._said:
+            return
+        self._said.append(injection)
+        self._tell({"fault": injection.fault.value, "point": injection.point.value, "step": step})
 
     def _do(self, injection: Injection) -> None:
         if injection.fault is Fault.KILLNODE and self._agent_pid is not None:
             os.kill(self._agent_pid, signal.SIGKILL)
+        if injection.seconds is not None:
+            time.sleep(injection.seconds)
+            return
         if injection.until is not None:
             while not pathlib.Path(injection.until).exists():
                 time.sleep(_LOOK_S)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tmover.comm.fabric import Fabric
 from tmover.comm.waits import waits
 from tmover.core.progress import FIRST_STEP, Activity, Progress
+from tmover.worker.own import Own
 
 LOOK_S = 1.0
 """How often it is said."""
@@ -37,6 +38,7 @@ class Pace:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
+        self.own = Own()
         self._activity = Activity.BETWEEN_STEPS
         self._lengths: deque[float] = deque(maxlen=_WINDOW)
         self._applied_at = 0.0
@@ -48,6 +50,7 @@ class Pace:
     def begin(self) -> None:
         """Note that a step is begun: from loading its batch on."""
         self._activity = Activity.STEP
+        self.own.begin()
 
     def applied(self) -> None:
         """Note that a step was applied."""
@@ -55,6 +58,7 @@ class Pace:
         if self._applied_at:
             self._lengths.append(now - self._applied_at)
         self._applied_at = now
+        self.own.end()
         self._activity = Activity.BETWEEN_STEPS
 
     def look(self, step: int) -> Progress | None:
@@ -66,8 +70,10 @@ class Pace:
         if world.epoch != self._epoch:
             self._epoch = world.epoch
             self._looks.clear()
+            self.own.forget()
         if step < FIRST_STEP:
             self._looks.clear()  # until all are up and warm they wait for each other
+            self.own.forget()
         seen = waits(world)
         now = _Look(step, {rank: wait.waited_s for rank, wait in seen.items()})
         if not self._looks or self._looks[-1].step != step:
@@ -83,6 +89,8 @@ class Pace:
             waited={rank: round(waited[rank], 6) for rank in worst if waited[rank] > _TINY_S},
             steps=step - first.step,
             median_s=self._median_s(),
+            own_s=self.own.median_s(),
+            epoch=world.epoch,
         )
 
     def _median_s(self) -> float:

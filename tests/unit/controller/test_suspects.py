@@ -8,8 +8,9 @@ from support.jobs import Story
 from tmover import wire
 from tmover.config import ControllerConfig
 from tmover.controller.presence import Presence, Who
-from tmover.controller.suspects import Suspects, progress_of
-from tmover.core.events import Stuck
+from tmover.controller.stragglers import progress_of
+from tmover.controller.suspects import Suspects
+from tmover.core.events import Straggling, Stuck
 from tmover.core.job import Job
 from tmover.core.progress import Progress
 
@@ -36,7 +37,9 @@ def heard(*awaits: tuple[int, ...], step: int = 10, ranks: tuple[int, ...] = ())
     return presence
 
 
-def watched(presence: Presence, seconds: int, job: Job = JOB) -> tuple[Suspects, list[Stuck]]:
+def watched(
+    presence: Presence, seconds: int, job: Job = JOB
+) -> tuple[Suspects, list[Stuck | Straggling]]:
     suspects = Suspects(CONFIG, presence)
     found = [stuck for now in range(seconds + 1) for stuck in suspects.look([job], now)]
     return suspects, found

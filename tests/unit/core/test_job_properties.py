@@ -34,6 +34,7 @@ from tmover.core.events import (
     PrepareFailed,
     Reported,
     StandbysGone,
+    Straggling,
     Stuck,
     Verified,
     Wait,
@@ -261,6 +262,11 @@ class AnyOrder(RuleBasedStateMachine):
     def stuck(self, agent: str, back: int) -> None:
         epoch = self.job.in_force + back
         self.feed(Stuck(job="j", agent=agent, epoch=epoch, reason="all wait for it"))
+
+    @rule(agent=agents, back=back, act=st.booleans())
+    def straggling(self, agent: str, back: int, act: bool) -> None:
+        epoch = self.job.in_force + back
+        self.feed(Straggling(job="j", agent=agent, epoch=epoch, reason="it is slow", act=act))
 
     @rule(agent=agents)
     def lease_expired(self, agent: str) -> None:

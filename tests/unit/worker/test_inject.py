@@ -1,5 +1,6 @@
 import pathlib
 import threading
+from collections.abc import Mapping
 
 import pytest
 
@@ -39,6 +40,9 @@ def test_several_faults_are_joined_by_semicolons() -> None:
         "maim:point=in_vote",
         "kill:point=in_vote,rnk=2",
         "kill:rank=x,point=in_vote",
+        "kill:point=in_vote,seconds=1",
+        "slow:point=in_vote",
+        "slow:point=in_vote,seconds=soon",
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_text_and_the_points(text: str) -> None:
@@ -115,3 +119,27 @@ def test_a_cut_is_done_by_whoever_has_the_links_and_every_fault_is_told() -> Non
     injector.at(Point.IN_VOTE, 3)
 
     assert done == [{"fault": "cut", "point": "in_vote", "step": 3}, "cut"]
+
+
+def test_what_is_slow_stays_slow_and_is_told_once() -> None:
+    told: list[Mapping[str, object]] = []
+    (injection,) = parse("slow:node=node2,step=4,point=step_open,seconds=0")
+    injector = Injector(
+        "slow:node=node2,step=4,point=step_open,seconds=0", lambda: SECOND, tell=told.append
+    )
+
+    steps = [step for step in range(8) if due(injection, point=Point.STEP_OPEN, step=step)]
+    for step in range(8):
+        injector.at(Point.STEP_OPEN, step)
+
+    assert steps == [4, 5, 6, 7]
+    assert told == [{"fault": "slow", "point": "step_open", "step": 4}]
+    assert injector
+
+
+def test_a_slow_node_is_slow_from_its_start_where_no_step_is_named() -> None:
+    (injection,) = parse("slow:point=step_open,seconds=0.5")
+
+    assert injection.seconds == 0.5
+    assert due(injection, point=Point.STEP_OPEN, step=0)
+    assert not due(injection, point=Point.STEP_OPEN, step=0, was_standby=True)
