@@ -21,6 +21,7 @@ from tmover.comm.generation import generation_of
 from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
+from tmover.comm.mode import Rehearsal
 from tmover.comm.opener import Identity
 from tmover.comm.settling import settle
 from tmover.comm.succession import Succession
@@ -67,6 +68,7 @@ class Fabric:
         self.on_broken: OnBroken | None = None
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
+        self.rehearsal: Rehearsal | None = None
         self.groups: dict[str, Running] = {}
         """By their names among processes."""
         self._identity = Identity(job, secret, uid, address)

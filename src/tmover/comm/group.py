@@ -21,6 +21,7 @@ from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.fifo import Fifo
 from tmover.comm.inbox import ANY, Answered, Message
 from tmover.comm.launch import Launches
+from tmover.comm.mode import Rehearsal
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
 from tmover.comm.tensors import device_of
@@ -103,8 +104,7 @@ class TmoverGroup(NamedGroup):
         device = device_of(result or like, opts)
         stocked = self._fabric.generation.carries(self.wire_name, device)
         if self._is_answered():
-            self._answer(ask)
-            return Work(result)
+            return self._rehearse(result, ask, opts)
         if stocked:
             return self._launches.start(
                 result,
@@ -127,6 +127,22 @@ class TmoverGroup(NamedGroup):
         else:
             self._fifo.submit(work)
         return work
+
+    def _rehearse(self, result: Any, ask: Ask, opts: Any) -> Work:
+        """Answer a collective here: in a rehearsal as well as that knows how, else anyhow."""
+        rehearsal = self._rehearsal()
+        if rehearsal is None:
+            self._answer(ask)
+            return Work(result)
+        job = rehearsal.answer(self, ask)
+        if job is None:
+            return Work(result)
+        work = Work(result, job)
+        (self._fifo.submit if getattr(opts, "asyncOp", True) else self._fifo.run)(work)
+        return work
+
+    def _rehearsal(self) -> Rehearsal | None:
+        return self._fabric.rehearsal if self._fabric.mode is Mode.SANDBOX else None
 
     def _answer(self, ask: Ask) -> None:
         with torch.no_grad():
@@ -327,6 +343,10 @@ class TmoverGroup(NamedGroup):
         stocked = self._fabric.generation.carries(self.wire_name, device)
         world = self._world()
         if world is None:
+            rehearsal = self._rehearsal()
+            if rehearsal is not None:
+                work: Work = rehearsal.message(self, tensors, peer, tag, outgoing=outgoing)
+                return work
             if not outgoing:
                 sandbox.invent(tensors)
             return Answered(tensors, self._source(peer))

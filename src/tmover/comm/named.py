@@ -25,6 +25,7 @@ class NamedGroup(Unbacked):
         rank: int,
         store: Any,
         wire_name: str = "",
+        order: int = 0,
     ) -> None:
         super().__init__(ranks.index(rank), len(ranks))  # with a store it refuses subclasses
         self.ranks = tuple(ranks)
@@ -37,6 +38,8 @@ class NamedGroup(Unbacked):
         self._name = name
         self.wire_name = wire_name or name
         """Its own for ever: torch gives a name again once the group is destroyed."""
+        self.order = order
+        """Its number among the groups of this rank, as they were made."""
         self._desc = "undefined"
 
     # --- identity ---------------------------------------------------------------------------------
