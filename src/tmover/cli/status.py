@@ -72,6 +72,9 @@ def render(status: JobStatus) -> str:
         lines += ["", f"a lost rank's state: {_source(status)}"]
     if status.placing in _PLACING and status.code is None:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
+    for standby in status.standbys:
+        if standby.recorded:
+            lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
     lines += _troubles(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]

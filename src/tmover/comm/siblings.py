@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -35,13 +36,25 @@ _EPOCH = 0
 """Below that of every world: whatever comes too late is refused."""
 
 
-class Siblings:
-    """The workers of this node, as one of them sees them. `uid` is its own name."""
+class Named(Protocol):
+    """Who a worker is."""
 
-    def __init__(self, wiring: Wiring, uid: str, *, nproc: int, patience_s: float) -> None:
+    @property
+    def worker(self) -> str:
+        """Its name: that of its agent, and its local rank."""
+
+    @property
+    def nproc(self) -> int:
+        """How many workers its node has."""
+
+
+class Siblings:
+    """The workers of this node, as one of them sees them."""
+
+    def __init__(self, wiring: Wiring, own: Named, *, patience_s: float) -> None:
         self._wiring = wiring
-        self._uid = uid
-        self._nproc = nproc
+        self._uid = own.worker
+        self._nproc = own.nproc
         self._patience_s = patience_s
         self._known = threading.Condition()
         self._endpoints: tuple[str, ...] = ()

@@ -121,7 +121,11 @@ def _slot(slot: SlotView, seen: Seen | None, now: float) -> wire.SlotStatus:
 
 def _standby(standby: StandbyView, seen: Seen | None, now: float) -> wire.StandbyStatus:
     return wire.StandbyStatus(
-        node=standby.node, agent=standby.agent, state=standby.state, heard_s=_heard(seen, now)
+        node=standby.node,
+        agent=standby.agent,
+        state=standby.state,
+        heard_s=_heard(seen, now),
+        recorded=standby.recorded,
     )
 
 

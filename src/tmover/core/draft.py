@@ -96,6 +96,7 @@ class Draft:
                 sandbox=sandbox,
                 endpoints=(),
                 schemas={},
+                recorded={},
                 exit=None,
             )
         )

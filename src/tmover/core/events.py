@@ -144,6 +144,8 @@ class Warm(Event, frozen=True, kw_only=True):
     worker: str
     launch: int
     schema: dict[str, str]
+    recorded: str = ""
+    """What its rehearsal was answered from, for people."""
 
 
 class Prepared(Event, frozen=True, kw_only=True):

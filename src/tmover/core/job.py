@@ -142,7 +142,8 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
         case Sharing(keepers=keepers, copies=copies) if not agent.sandbox:
             draft.set(keepers=keepers, copies=0 if keepers else copies)
         case Warm(worker=worker, schema=schema) if agent.sandbox:
-            draft.put(agent, schemas={**agent.schemas, worker: schema})
+            recorded = {**agent.recorded, worker: event.recorded}
+            draft.put(agent, schemas={**agent.schemas, worker: schema}, recorded=recorded)
         case Exited(code=code, reason=reason):
             draft.put(agent, exit=_exit(job, agent, code, reason), failures=agent.failures + 1)
             draft.forget(agent.name)

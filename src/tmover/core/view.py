@@ -31,6 +31,8 @@ class StandbyView:
     node: str
     agent: str
     state: str
+    recorded: str = ""
+    """What its rehearsal was answered from; "" before it is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ def _standbys(job: Job) -> tuple[StandbyView, ...]:
             node=agent.node,
             agent=agent.name,
             state="joining" if agent.name in joiners else agent.state,
+            recorded=" | ".join(dict.fromkeys(filter(None, agent.recorded.values()))),
         )
         for agent in job.agents.values()
         if agent.name not in job.slots and agent.name not in job.unreleased.values()

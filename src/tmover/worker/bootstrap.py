@@ -63,6 +63,7 @@ class _Doorstep:
         self.runtime: Runtime | None = None
         self.early: list[wire.FromController] = []
         self.failure: BaseException | None = None
+        self._nearby: tuple[str, ...] = ()
 
     def on_message(self, message: wire.FromController) -> None:
         """Hear the agent (control thread)."""
@@ -71,11 +72,15 @@ class _Doorstep:
                 self.greeting = message
             elif isinstance(message, Welcome):
                 self.welcome = message
+            elif isinstance(message, wire.Siblings):
+                self._nearby = message.endpoints
             elif self.runtime is None:
                 self.early.append(message)
             self.known.notify_all()
             ready = self.runtime
-        if ready is not None:
+        if ready is not None and isinstance(message, wire.Siblings):
+            ready.siblings.hear(message.endpoints)
+        elif ready is not None:
             ready.on_message(message)
 
     def on_look(self) -> wire.Pace | None:
@@ -109,6 +114,7 @@ class _Doorstep:
         """Let the runtime hear everything from now on, what came early first."""
         with self.known:
             early, self.early, self.runtime = self.early, [], ready
+            ready.siblings.hear(self._nearby)
             for message in early:
                 ready.on_message(message)
 
