@@ -143,7 +143,7 @@ class Rehearsing:
         identity = self._runtime.identity
         return Fingerprint(
             tmover=tmover.__version__,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             nnodes=identity.nnodes,
             nproc=identity.nproc,
             schema=self._schema,
