@@ -11,12 +11,14 @@ from tmover.comm.carrier import Carrier, Tensors
 
 
 class Asked:
-    """Takes note of the operation, and of the tensors that it will have written on this rank."""
+    """Takes note of the operation, and of the tensors that hold its outcome on this rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.op = ""
         self.outs: Tensors = []
+        self.is_source = False
+        """Whether they held it before, and are only read: the root's of a broadcast."""
 
     def _note(self, op: str, outs: Sequence[torch.Tensor]) -> None:
         self.op, self.outs = op, list(outs)
@@ -25,7 +27,8 @@ class Asked:
         self._note("allreduce", tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> None:
-        self._note("broadcast", [] if opts.rootRank == self._rank else tensors)
+        self._note("broadcast", tensors)
+        self.is_source = opts.rootRank == self._rank
 
     def reduce(self, tensors: Tensors, opts: Any) -> None:
         self._note("reduce", tensors if opts.rootRank == self._rank else [])

@@ -266,10 +266,13 @@ def _rehearse_objects(
     """
     rehearsal = made.fabric.rehearsal
     if rehearsal is not None and rehearsal.expects(group):
+        group.strict = True  # what is not known is not made up
         try:
             return made.original(name)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - half of it was made up: it can be anything
             logger.warning("%s is answered with what this rank has: %s", name, error)
+        finally:
+            group.strict = False
     return answer(*args, **kwargs)
 
 

@@ -49,6 +49,11 @@ class NamedGroup(Unbacked):
         self.ranks, self.wire_name = tuple(ranks), wire_name
         self._group_rank = self.ranks.index(rank)
 
+    @property
+    def is_answered_for_another(self) -> bool:
+        """Whether what comes may be what another rank has got, as in a rehearsal."""
+        return self._fabric.rehearsal is not None
+
     def rank(self) -> int:
         """Return this process's rank in the group."""
         return self._group_rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ from tmover.comm.carrier import Carrier
 from tmover.comm.inbox import ANY, Answered
 from tmover.comm.siblings import Siblings
 from tmover.comm.work import Work
-from tmover.core.recorded import SETUP, Key, Tape, crosses
+from tmover.core.recorded import SETUP, Heard, Key, Tape, crosses
 
 if TYPE_CHECKING:
     from tmover.comm.group import TmoverGroup
@@ -48,6 +48,11 @@ class Replay:
         self.why = ""
         """Why the first of them was, if there is a recording."""
 
+    @property
+    def has_recording(self) -> bool:
+        """Whether there is one to answer from."""
+        return bool(self._tape)
+
     def load(self, tape: Tape, steps: int) -> None:
         """Answer from this recording, of so many steps; from none with an empty one."""
         with self._lock:
@@ -74,14 +79,15 @@ class Replay:
 
     def answer(
         self, group: TmoverGroup, ask: Callable[[Carrier], None]
-    ) -> Callable[[], None] | None:
+    ) -> Callable[[], Exception | None] | None:
         """Answer a collective, or return what answers it once it is its turn in the group."""
         asked = learn(ask, group.rank())
         siblings = self._siblings
         if siblings is not None and siblings.carries(group.ranks):
             return lambda: self._carry(siblings, group, ask, asked)
         is_near = not crosses(group.ranks, self._nproc)
-        if is_near or not self._replay(group.order, asked.op, asked.outs):
+        outs = [] if asked.is_source else asked.outs
+        if is_near or not self._replay(group.order, asked.op, outs):
             self._invent(group, ask)
         return None
 
@@ -104,6 +110,7 @@ class Replay:
             if posted is not None:
                 return posted
         if not outgoing and (is_near or not self._replay(group.order, "recv", tensors)):
+            _require_tensors(group)
             sandbox.invent(tensors)
         source = (group.rank() + 1) % group.size() if peer == ANY else peer
         return Answered(tensors, source)
@@ -114,13 +121,18 @@ class Replay:
         group: TmoverGroup,
         ask: Callable[[Carrier], None],
         asked: Asked,
-    ) -> None:
+    ) -> Exception | None:
         on_host = all(out.device.type == "cpu" for out in asked.outs)
         usable = on_host and siblings.carries(group.ranks)
         if not (usable and siblings.carry(group.wire_name, group.ranks, ask)):
-            self._invent(group, ask)
+            try:
+                self._invent(group, ask)
+            except LookupError as error:
+                return error
+        return None
 
     def _invent(self, group: TmoverGroup, ask: Callable[[Carrier], None]) -> None:
+        _require_tensors(group)
         with torch.no_grad():
             ask(sandbox.Answers(group.rank()))
 
@@ -136,7 +148,7 @@ class Replay:
             if why:
                 self._lost.add(key[:2])
                 self.why = self.why or why
-            lacks = found is None or is_lost or why or any(out is None for out in found.outs)
+            lacks = found is None or is_lost or why or _lacks(found, outs)
             self.invented += bool(lacks)
             self.replayed += not lacks
         if why:
@@ -144,7 +156,7 @@ class Replay:
         if found is None or lacks:
             return False
         with torch.no_grad():
-            for out, value in zip(outs, found.outs, strict=True):
+            for out, value in zip(outs, found.outs, strict=False):  # none on who has sent them
                 out.detach().copy_(value)
         return True
 
@@ -158,6 +170,8 @@ class Replay:
             return f"{where}, {op}, was not recorded"
         if found.op != op:
             return f"{where} is {op}, and {found.op} was recorded"
+        if not (found.outs and outs):  # a root's outcome is another one than that of others
+            return ""
         if len(found.outs) != len(outs):
             return f"{where}, {op}, has {len(outs)} results, and {len(found.outs)} were recorded"
         for out, value in zip(outs, found.outs, strict=True):
@@ -165,3 +179,15 @@ class Replay:
                 ours, theirs = (f"{tuple(t.shape)} {t.dtype}" for t in (out, value))
                 return f"{where}, {op}, is of {ours}, and {theirs} was recorded"
         return ""
+
+
+def _lacks(found: Heard, outs: Sequence[torch.Tensor]) -> bool:
+    """Return whether the recording has no values for some of these."""
+    return bool(outs) and (not found.outs or any(value is None for value in found.outs))
+
+
+def _require_tensors(group: TmoverGroup) -> None:
+    """Raise `LookupError` if a group is carrying objects: made-up bytes are no pickle."""
+    if group.strict:
+        msg = "what the others say is not known"
+        raise LookupError(msg)

@@ -173,6 +173,7 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
         _runtime = _enter(door, control, environment)
         return _run_script(_runtime, argv)
     except (Exception, SystemExit) as error:
+        _await_recording(error)
         _confess(control, environment.local_rank, error)
         raise
     finally:
@@ -184,6 +185,16 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
 def _code_of(error: BaseException) -> int:
     """Return the exit code of an error: of a script that runs it is 1, whatever it was told."""
     return error.exit_code if isinstance(error, TmoverError) and _runtime is None else 1
+
+
+def _await_recording(error: Exception | SystemExit) -> None:
+    """See to it that a rehearsal that made-up values have broken is done again with others."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return
+    if _runtime is not None and _runtime.identity.sandbox:
+        from tmover.worker.rehearsing import await_recording
+
+        await_recording(_runtime, str(error) or repr(error))
 
 
 def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -> None:

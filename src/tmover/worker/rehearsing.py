@@ -11,6 +11,7 @@ import hashlib
 import logging
 import pathlib
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 _MIB = 1 << 20
+_GLANCE_S = 0.25
 
 
 class Rehearsing:
@@ -203,6 +205,32 @@ class Rehearsing:
         calls = len(written.answers)
         self._runtime.trace.write("recorded", ranks=list(ranks), calls=calls, path=str(place))
         recordings.prune(place.parent, place)
+
+
+def await_recording(runtime: Runtime, error: str) -> None:
+    """Wait, after a rehearsal that failed on made-up values, until there are recorded ones.
+
+    The workers are then started afresh, as after every failure of theirs; after a few the node is
+    no standby any more. Without this they could all happen before the job has done its first steps.
+    """
+    settings, rehearsal, standing = config.load(), runtime.fabric.rehearsal, runtime.standing
+    place = _place(settings, runtime.identity.job)
+    if place is None or not isinstance(rehearsal, Replay) or rehearsal.has_recording:
+        return
+    logger.warning("rehearsed with made-up values, awaits recorded ones after: %s", error)
+    deadline = time.monotonic() + settings.worker.recording_s
+    while time.monotonic() < deadline and not _is_there(place, runtime.fabric.rank):
+        if standing.wait(lambda: standing.stop is not None, timeout_s=_GLANCE_S):
+            return
+
+
+def _is_there(place: pathlib.Path, rank: int) -> bool:
+    """Return whether a recording is there, or never will be."""
+    try:
+        return recordings.find(place, rank) is not None
+    except (StateError, OSError) as error:
+        logger.warning("%s", error)
+        return True
 
 
 def _place(settings: config.Config, job: str) -> pathlib.Path | None:
