@@ -39,7 +39,7 @@ class _Call:
         outs, self._outs = self._outs, []
         with torch.no_grad():
             for place, out in enumerate(outs):
-                if out.layout is torch.strided:
+                if out.layout is torch.strided and self._room.fits(out):
                     own = out.detach().to("cpu", copy=True).contiguous()
                     self._room.put(self, place, own)
 
@@ -52,6 +52,10 @@ class _Room:
         self._held = 0
         self._lock = threading.Lock()
         self._sizes: dict[tuple[_Call, int], int] = {}
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor could be held if nothing else was."""
+        return tensor.numel() * tensor.element_size() <= self._limit
 
     def put(self, call: _Call, place: int, tensor: torch.Tensor) -> None:
         with self._lock:

@@ -58,9 +58,22 @@ def save(place: pathlib.Path, recording: Recording, tape: Tape, *, limit: int) -
     written = msgspec.structs.replace(
         recording, answers=tuple(_without(answer, out) for answer in answers)
     )
+    before = _named(place)
     body = msgspec.msgpack.encode(written)
     _write(_index(place, recording.rank), hashlib.sha256(body).digest() + body)
+    for digest in before - _named(place):  # of what this rank has recorded in an earlier start
+        (place / _TENSORS / digest).unlink(missing_ok=True)
     return written
+
+
+def _named(place: pathlib.Path) -> set[str]:
+    """Return the tensors that any index names which can be read."""
+    found: set[str] = set()
+    for path in place.glob(f"rank-*{_SUFFIX}"):
+        with contextlib.suppress(StateError):
+            parts = (part for answer in _read_index(path).answers for part in answer.parts)
+            found |= {part.digest for part in parts if _is_digest(part.digest)}
+    return found
 
 
 def _answer(key: Key, heard: Heard, digests: dict[str, torch.Tensor]) -> Answer:
@@ -161,7 +174,7 @@ def _tensor(part: Part, memory: Mapping[str, bytearray]) -> torch.Tensor | None:
 
 
 def _read_tensor(place: pathlib.Path, digest: str) -> bytearray:
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+    if not _is_digest(digest):
         msg = f"a recording names a tensor {digest!r}"
         raise StateError(msg)
     path = place / _TENSORS / digest
@@ -170,6 +183,10 @@ def _read_tensor(place: pathlib.Path, digest: str) -> bytearray:
         msg = f"{path} is damaged: it is not what its name says; remove {place}"
         raise StateError(msg)
     return data
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")
 
 
 def _read_index(path: pathlib.Path) -> Recording:

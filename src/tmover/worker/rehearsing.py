@@ -46,6 +46,9 @@ class Rehearsing:
         self._replay: Replay | None = None
         self._found: Recording | None = None
         self._refused = ""
+        self._rested = False
+        """Whether a rehearsal is over: the next step of one begins another, from its first step on.
+        """
         self._schema: dict[str, str] = {}
         self._first: int | None = None
         self._committed: set[int] = set()
@@ -78,6 +81,8 @@ class Rehearsing:
             wanted = step < self._runtime.config.rehearse_steps
             self._recorder.begin(step if wanted else None)
         elif self._replay is not None:
+            if self._rested:
+                self._begin_round()
             self._replay.begin(index)
 
     def committed(self, index: int, roles: Sequence[bytes]) -> None:
@@ -108,11 +113,16 @@ class Rehearsing:
         """Begin a rehearsal from before the loop: with a recording, if there is one by now."""
         if self._replay is None:
             return
-        identity = self._runtime.identity
-        self._siblings.begin(self._runtime.fabric.rank // identity.nproc)
-        self._schema, self._refused, self._found = {}, "", None
-        self._replay.load({}, 0)
+        self._schema = {}
+        self._begin_round()
         self._replay.begin(SETUP)
+
+    def _begin_round(self) -> None:
+        """Speak to the siblings anew, and look again for a recording."""
+        self._siblings.begin(self._runtime.fabric.rank // self._runtime.identity.nproc)
+        self._refused, self._found, self._rested = "", None, False
+        if self._replay is not None:
+            self._replay.load({}, 0)
         self._look()
 
     def recorded(self) -> str:
@@ -130,7 +140,8 @@ class Rehearsing:
         if self._siblings.spoke or self._siblings.trouble:
             trouble = self._siblings.trouble
             said += f"; inside the node made up: {trouble}" if trouble else "; inside the node real"
-        self._found = None
+        self._found, self._rested = None, True
+        replay.load({}, 0)
         return said
 
     def end(self) -> None:

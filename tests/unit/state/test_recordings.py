@@ -102,6 +102,21 @@ def test_what_does_not_fit_is_left_out_the_biggest_first(place: pathlib.Path) ->
     assert [path.stat().st_size for path in tensors(place)] == [40]
 
 
+def test_what_is_recorded_again_replaces_what_was_and_leaves_what_others_name(
+    place: pathlib.Path,
+) -> None:
+    both, old, new = torch.ones(10), torch.ones(20), torch.ones(30)
+    save(place, {Key(0, 0, 0): Heard("allreduce", (both, old))})
+    other = msgspec.structs.replace(MADE, rank=2, ranks=(2,))
+    recordings.save(place, other, {Key(0, 0, 0): Heard("allreduce", (both,))}, limit=LIMIT)
+
+    save(place, {Key(0, 0, 0): Heard("allreduce", (new,))})
+
+    assert [path.stat().st_size for path in tensors(place)] == [40, 120]
+    (heard,) = recordings.read(place, found(place)).values()
+    assert torch.equal(heard.outs[0], new)
+
+
 def test_nobody_else_may_look(place: pathlib.Path) -> None:
     save(place)
 
