@@ -18,7 +18,7 @@ KIND = Kind(nodes=2, nproc=2, steps=10, script=SCRIPT)
 PIPELINES = Kind(
     nodes=4, steps=12, arguments=("--pipelines", "2"), script=SCRIPT.with_name("train_pipeline.py")
 )
-ROLES = ([[0, 1], [2, 3]], [[2, 3], [0, 1]])
+SHARDED = Kind(nodes=4, steps=12, script=SCRIPT.with_name("train_sharded.py"))
 HELD = 5
 
 
@@ -58,29 +58,45 @@ def test_a_script_that_checks_what_it_is_told_rehearses_with_what_was_recorded(
     assert paths[1] == ["group"] * 10
 
 
+NEAR = "; inside the node real"
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("fabric", ["links", "generation"])
-def test_a_stage_rehearses_with_what_a_rank_of_its_stage_has_recorded(
-    cluster: LocalCluster, undisturbed: Twin, fabric: str
+@pytest.mark.parametrize(
+    ("kind", "rank", "near"),
+    [
+        pytest.param(PIPELINES, 2, "", id="stages"),
+        pytest.param(dataclasses.replace(PIPELINES, fabric="generation"), 2, "", id="generation"),
+        pytest.param(dataclasses.replace(PIPELINES, nodes=2, nproc=2), 2, NEAR, id="stages near"),
+        pytest.param(Kind(steps=12), 0, "", id="DDP"),
+        pytest.param(Kind(steps=12, nodes=2, nproc=2), 0, "", id="DDP near"),
+        pytest.param(SHARDED, 1, "", id="FSDP"),
+        pytest.param(
+            dataclasses.replace(SHARDED, nodes=2, nproc=2, arguments=("--layout", "tp")),
+            0,
+            NEAR,
+            id="TP near",
+        ),
+    ],
+)
+def test_a_standby_rehearses_with_what_a_rank_of_its_role_has_recorded(
+    cluster: LocalCluster, undisturbed: Twin, kind: Kind, rank: int, near: str
 ) -> None:
-    """Its messages, and the gradients of the stage beside it; started anew once they are there."""
-    kind = dataclasses.replace(PIPELINES, fabric=fabric)
+    """Its workers are started anew once the recordings are there. Nothing is made up."""
     training = Training(cluster, kind, hold_at=HELD)
-    status = training.until_movable()
-    training.until_traced("recorded", 2)
-    (standby,) = status.standbys
+    (standby,) = training.until_movable().standbys
+    training.until_traced("recorded", 1 + (rank > 0))
     os.kill(training.worker(standby.node).pid, signal.SIGKILL)
     training.until(lambda status: any("recorded" in one.recorded for one in status.standbys))
-    told = {one.recorded for one in training.cluster.status(training.job).standbys}
-    training.cluster.move(training.job, training.node_of(3))
+    told = {one.recorded for one in training.until_movable().standbys}
+    training.cluster.move(training.job, training.node_of(kind.nodes - 1))
     training.until(lambda status: status.phase in {"armed", "switching"})
     training.open_gate()
 
     outcome = training.finish()
 
     assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
-    assert [line["ranks"] for line in outcome.events("recorded")] in ROLES
-    assert told == {"recorded values of rank 2"}
+    assert told == {f"recorded values of rank {rank}{near}"}, training.log()
 
 
 @pytest.mark.full

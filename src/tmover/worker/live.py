@@ -102,7 +102,7 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
-        self._ballot.role = self._rehearsing.begin(self._schema())
+        self._ballot.role = self._rehearsing.begin(self._schema(), self._total)
         if not self.sandbox:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:

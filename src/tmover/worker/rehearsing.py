@@ -50,6 +50,7 @@ class Rehearsing:
         """Whether a rehearsal is over: the next step of one begins another, from its first step on.
         """
         self._schema: dict[str, str] = {}
+        self._steps = runtime.config.rehearse_steps
         self._first: int | None = None
         self._committed: set[int] = set()
         identity = runtime.identity
@@ -63,9 +64,10 @@ class Rehearsing:
 
     # --- what the engine tells --------------------------------------------------------------------
 
-    def begin(self, schema: Mapping[str, str]) -> bytes:
-        """Take note that the loop was entered, with this tracked; return a digest of the role."""
+    def begin(self, schema: Mapping[str, str], total: int) -> bytes:
+        """Take note that a loop of `total` steps was entered; return a digest of the role."""
         self._schema = dict(schema)
+        self._steps = min(self._steps, total)
         if self._replay is not None:
             if self._found is None:
                 self._look()
@@ -78,8 +80,7 @@ class Rehearsing:
         if self._recorder is not None and self._runtime.fabric.mode is Mode.LIVE:
             self._first = index if self._first is None else self._first
             step = index - self._first
-            wanted = step < self._runtime.config.rehearse_steps
-            self._recorder.begin(step if wanted else None)
+            self._recorder.begin(step if step < self._steps else None)
         elif self._replay is not None:
             if self._rested:
                 self._begin_round()
@@ -96,7 +97,7 @@ class Rehearsing:
             self._stop()
             return
         self._committed.add(index - first)
-        if len(self._committed) < self._runtime.config.rehearse_steps:
+        if len(self._committed) < self._steps:
             recorder.begin(None)
             return
         ranks = tuple(rank for rank, by in enumerate(by_rank) if by == own)
@@ -206,7 +207,7 @@ class Rehearsing:
             fingerprint=self._fingerprint(),
             rank=ranks[0],
             ranks=ranks,
-            steps=self._runtime.config.rehearse_steps,
+            steps=self._steps,
         )
         try:
             written = recordings.save(place, recording, tape, limit=self._limit // count)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from integration.comm.harness import FABRICS, Board, join, leave, make_fabric, register, run
 from tmover.comm.fabric import Fabric
@@ -326,3 +328,26 @@ def test_of_a_fabric_in_no_world_nothing_is_recorded() -> None:
         return dict(recorder.tape())
 
     assert run({"s0": body})["s0"].value == {}
+
+
+def test_a_compiled_model_is_recorded_and_rehearsed_without_the_recorder_being_traced(
+    tmp_path: pathlib.Path,
+) -> None:
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        compiled: Any = torch.compile(DistributedDataParallel(model), backend="aot_eager")
+        torch.manual_seed(dist.get_rank())
+        seen = []
+        for _ in range(2):
+            model.zero_grad()
+            compiled(torch.randn(3, 4)).sum().backward()
+            seen += [digest(p.grad) for p in model.parameters() if p.grad is not None]
+        return seen
+
+    seen, tape = record(program, tmp_path)
+
+    again, _, invented, why = replay(program, tape)
+
+    assert again == seen
+    assert (invented, why) == (0, "")

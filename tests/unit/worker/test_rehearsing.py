@@ -90,14 +90,14 @@ def test_a_standby_uses_the_recording_of_its_role(place: pathlib.Path, make: Mak
     save(place)
     standby = Rehearsing(make())
 
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
 
     assert standby.recorded() == "recorded values of rank 0"
 
 
 def test_without_a_recording_it_says_where_it_has_looked(place: pathlib.Path, make: Make) -> None:
     standby = Rehearsing(make())
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
 
     assert standby.recorded() == f"made-up values: there was no recording in {place} yet"
 
@@ -107,14 +107,14 @@ def test_one_that_comes_during_the_rehearsal_is_used_from_the_loop_on(
 ) -> None:
     standby = Rehearsing(make())
     save(place)
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
 
     assert standby.recorded() == "recorded values of rank 0"
 
 
 def test_the_next_rehearsal_looks_again(place: pathlib.Path, make: Make) -> None:
     standby = Rehearsing(make())
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
     standby.recorded()
     save(place)
 
@@ -138,7 +138,7 @@ def test_one_that_does_not_fit_is_refused(
     fingerprint = msgspec.structs.replace(MADE.fingerprint, **change)
     save(place, msgspec.structs.replace(MADE, fingerprint=fingerprint))
     standby = Rehearsing(make())
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
 
     said = standby.recorded()
 
@@ -153,7 +153,7 @@ def test_a_damaged_one_is_refused_and_the_rehearsal_goes_on(
     (tensor,) = (place / "tensors").iterdir()
     tensor.write_bytes(b"rubbish")
     standby = Rehearsing(make())
-    standby.begin(SCHEMA)
+    standby.begin(SCHEMA, 10)
     standby.open(0)
 
     assert "is damaged" in standby.recorded()
@@ -174,11 +174,11 @@ def hook() -> str:
     return pathlib.Path(TmoverGroup._start.__code__.co_filename).stem
 
 
-def record(runtime: Runtime, roles: tuple[bytes, ...]) -> list[str]:
+def record(runtime: Runtime, roles: tuple[bytes, ...], total: int = 10) -> list[str]:
     """Let a rank record; return what a collective begins with after each of three steps."""
     runtime.fabric.mode = Mode.LIVE
     rank = Rehearsing(runtime)
-    rank.begin(SCHEMA)
+    rank.begin(SCHEMA, total)
     found = [hook()]
     for step in range(5, 8):
         rank.open(step)
@@ -202,6 +202,16 @@ def test_the_lowest_rank_of_a_role_records_and_then_leaves_no_trace(
     assert found is not None
     assert (found.rank, found.ranks, found.steps) == (0, (0, 1), 3)
     assert found.fingerprint == MADE.fingerprint
+
+
+def test_a_loop_of_fewer_steps_is_recorded_to_its_end(place: pathlib.Path, make: Make) -> None:
+    assert record(make(slot=0, sandbox=False), ROLES, 2) == ["recording"] * 2 + ["group"] * 2
+    for thread in writers():
+        thread.join()
+
+    found = recordings.find(place, 0)
+    assert found is not None
+    assert found.steps == 2
 
 
 @pytest.mark.parametrize("roles", [ROLES, ()])
