@@ -10,13 +10,14 @@ import torch
 from torch import distributed as dist
 
 from integration.comm.harness import SECRET, TIMEOUTS, Board, leave, register, run
-from tmover.comm.fabric import Fabric
+from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.replay import Replay
 from tmover.comm.siblings import Siblings
+from tmover.core.events import Member, Plan
 
 NPROC = 2
 PATIENCE_S = 20.0
-Program = Callable[[Fabric, Siblings, int], Any]
+Program = Callable[[Fabric, Siblings, int, Board], Any]
 
 
 class Own(NamedTuple):
@@ -42,7 +43,7 @@ def rehearse(
         fabric.rehearsal = Replay(siblings, nproc=NPROC)
         siblings.begin(slot)
         register(fabric)
-        result = program(fabric, siblings, rank)
+        result = program(fabric, siblings, rank, board)
         board.put(f"done/{local}")
         for other in range(NPROC):
             board.get(f"done/{other}")
@@ -65,7 +66,7 @@ def near_group() -> dist.ProcessGroup:
 
 
 def test_a_group_inside_the_node_is_carried_for_real() -> None:
-    def program(_fabric: Fabric, siblings: Siblings, rank: int) -> Any:
+    def program(_fabric: Fabric, siblings: Siblings, rank: int, _board: Board) -> Any:
         group = near_group()
         value = torch.full((3,), float(rank))
         dist.all_reduce(value, group=group)
@@ -90,7 +91,7 @@ def test_a_group_inside_the_node_is_carried_for_real() -> None:
 
 
 def test_messages_between_neighbours_in_the_node_are_real_and_others_are_not() -> None:
-    def program(_fabric: Fabric, _siblings: Siblings, rank: int) -> Any:
+    def program(_fabric: Fabric, _siblings: Siblings, rank: int, _board: Board) -> Any:
         before, after = (rank - 1) % 6, (rank + 1) % 6
         got = [torch.zeros(4), torch.zeros(4)]
         sent = torch.full((4,), float(rank))
@@ -110,7 +111,7 @@ def test_messages_between_neighbours_in_the_node_are_real_and_others_are_not() -
 
 
 def test_each_round_begins_with_links_of_its_own() -> None:
-    def program(_fabric: Fabric, siblings: Siblings, rank: int) -> Any:
+    def program(_fabric: Fabric, siblings: Siblings, rank: int, _board: Board) -> Any:
         group, seen = near_group(), []
         for turn in range(3):
             value = torch.full((1,), float(rank + turn))
@@ -123,7 +124,7 @@ def test_each_round_begins_with_links_of_its_own() -> None:
 
 
 def test_a_sibling_that_does_not_come_is_made_up_and_waited_for_once() -> None:
-    def comes(_fabric: Fabric, siblings: Siblings, _rank: int) -> Any:
+    def comes(_fabric: Fabric, siblings: Siblings, _rank: int, _board: Board) -> Any:
         group = near_group()
         values = [torch.ones(2), torch.ones(2)]
         for value in values:
@@ -132,7 +133,7 @@ def test_a_sibling_that_does_not_come_is_made_up_and_waited_for_once() -> None:
         dist.recv(got, 3)
         return [value.tolist() for value in values], got.item(), siblings.trouble
 
-    def stays_away(_fabric: Fabric, _siblings: Siblings, _rank: int) -> Any:
+    def stays_away(_fabric: Fabric, _siblings: Siblings, _rank: int, _board: Board) -> Any:
         return None
 
     values, got, trouble = rehearse(comes, stays_away, patience_s=0.3)[0]
@@ -143,7 +144,7 @@ def test_a_sibling_that_does_not_come_is_made_up_and_waited_for_once() -> None:
 
 
 def test_who_does_something_else_is_made_up_and_nobody_fails() -> None:
-    def program(_fabric: Fabric, siblings: Siblings, rank: int) -> Any:
+    def program(_fabric: Fabric, siblings: Siblings, rank: int, _board: Board) -> Any:
         group = near_group()
         value = torch.ones(2 if rank == 2 else 3)
         dist.all_reduce(value, group=group)
@@ -157,7 +158,7 @@ def test_who_does_something_else_is_made_up_and_nobody_fails() -> None:
 
 
 def test_a_message_of_another_size_is_made_up_too() -> None:
-    def program(_fabric: Fabric, _siblings: Siblings, rank: int) -> Any:
+    def program(_fabric: Fabric, _siblings: Siblings, rank: int, _board: Board) -> Any:
         if rank == 2:
             dist.send(torch.full((2,), 7.0), 3)
             return None
@@ -169,16 +170,40 @@ def test_a_message_of_another_size_is_made_up_too() -> None:
 
 
 def test_a_sibling_that_dies_keeps_nobody_waiting() -> None:
-    def stays(_fabric: Fabric, siblings: Siblings, _rank: int) -> Any:
+    def stays(_fabric: Fabric, siblings: Siblings, _rank: int, _board: Board) -> Any:
         group = near_group()
         dist.all_reduce(torch.ones(2), group=group)
         value = torch.ones(2)
         dist.all_reduce(value, group=group)
         return value.tolist(), bool(siblings.trouble)
 
-    def goes(fabric: Fabric, siblings: Siblings, _rank: int) -> Any:
+    def goes(fabric: Fabric, siblings: Siblings, _rank: int, _board: Board) -> Any:
         dist.all_reduce(torch.ones(2), group=near_group())
         siblings.close()
         return None
 
     assert rehearse(stays, goes, patience_s=60.0)[0] == ([1.0, 1.0], True)
+
+
+def test_a_sibling_that_is_a_rank_of_the_job_by_now_is_not_disturbed() -> None:
+    def promoted(fabric: Fabric, siblings: Siblings, rank: int, board: Board) -> Any:
+        siblings.close()
+        fabric.rehearsal = None
+        member = Member(rank=0, worker="s0-0000/0", node="n", endpoint=fabric.endpoint)
+        fabric.form(Plan(epoch=1, members=(member,)), timeout_s=5)
+        board.put("promoted")
+        board.get("has tried")
+        return fabric.exchange(b"vote"), fabric.mode, rank
+
+    def rehearses(_fabric: Fabric, siblings: Siblings, _rank: int, board: Board) -> Any:
+        board.get("promoted")
+        group = near_group()
+        dist.all_reduce(value := torch.ones(2), group=group)
+        board.put("has tried")
+        return value.tolist(), siblings.trouble
+
+    live, late = rehearse(promoted, rehearses)
+
+    assert live == ([b"vote"], Mode.LIVE, 2)
+    assert late[0] == [1.0, 1.0]
+    assert "epoch 0 is over" in late[1]
