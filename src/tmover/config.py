@@ -123,6 +123,15 @@ class WorkerConfig(_Table, frozen=True):
     """To how many other nodes; so many may be lost at once. A rank keeps those of as many ranks."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
+    recordings: str = "auto"
+    """Where ranks record what standbys rehearse with: "auto" is in the state directory, "" none."""
+    recordings_mib: int = 256
+    """How much of a job is recorded, in MiB; what is over that is left out, the biggest first."""
+    recording_s: float = 60.0
+    """A standby whose script fails on made-up values waits so long for recorded ones to begin anew.
+    """
+    sibling_s: float = 60.0
+    """How long workers of one standby wait for each other; then they rehearse each alone."""
 
 
 class LocalConfig(_Table, frozen=True):
