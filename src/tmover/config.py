@@ -135,6 +135,15 @@ class WorkerConfig(_Table, frozen=True):
     """Where files go that a rehearsal writes, "" if where the script says; local to the node."""
     keep_scratch: bool = False
     """Whether they stay there when the rehearsal is over."""
+    recordings: str = "auto"
+    """Where ranks record what standbys rehearse with: "auto" is in the state directory, "" none."""
+    recordings_mib: int = 256
+    """How much of a job is recorded, in MiB; what is over that is left out, the biggest first."""
+    recording_s: float = 60.0
+    """A standby whose script fails on made-up values waits so long for recorded ones to begin anew.
+    """
+    sibling_s: float = 60.0
+    """How long workers of one standby wait for each other; then they rehearse each alone."""
 
 
 class LocalConfig(_Table, frozen=True):

@@ -103,6 +103,12 @@ class Endpoint(Record, frozen=True, kw_only=True):
     job: str = ""
 
 
+class Siblings(Record, frozen=True, kw_only=True):
+    """All workers of the node listen; these are their endpoints, by local rank."""
+
+    endpoints: tuple[str, ...]
+
+
 class Pulse(Record, frozen=True, kw_only=True):
     """The last step the worker applied, for the agent's next heartbeat."""
 
@@ -228,6 +234,8 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The slots whose roles it has rehearsed: these it can take after another rehearsal."""
     rebuilds: str = ""
     """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
+    recorded: str = ""
+    """What its rehearsal was answered from; "" before it is over."""
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,7 +336,7 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
 AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 ToController = Union[FromAgent, Heartbeat, AnyRequest]
-FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]
+FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, Siblings, AnyReply]
 FromWorker = Union[FromAgent, Hello, Endpoint, Pulse, Pace]
 Message = Union[ToController, FromController, FromWorker]
 

@@ -74,6 +74,9 @@ def render(status: JobStatus) -> str:
     if status.placing in _PLACING and status.code is None:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
     lines += _readiness(status)
+    for standby in status.standbys:
+        if standby.recorded:
+            lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
     lines += _troubles(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]

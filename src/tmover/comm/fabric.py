@@ -21,6 +21,7 @@ from tmover.comm.generation import generation_of
 from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
+from tmover.comm.mode import Rehearsal
 from tmover.comm.opener import Identity
 from tmover.comm.sandbox import Witness
 from tmover.comm.settling import settle
@@ -65,11 +66,11 @@ class Fabric:
         """What to say, once, if one is made now; set by the session."""
         self.witness: Witness | None = None
         """Who notes what is put into collectives that are answered here, if anybody does."""
-        self.fault: Exception | None = None
-        """What went wrong where nobody could be told: who uses the fabric next is."""
+        self.fault: Exception | None = None  # where nobody could be told: who comes next is
         self.on_broken: OnBroken | None = None
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
+        self.rehearsal: Rehearsal | None = None
         self.groups: dict[str, Running] = {}
         """By their names among processes."""
         self._identity = Identity(job, secret, uid, address)

@@ -132,6 +132,7 @@ def _standby(standby: StandbyView, seen: Seen | None, now: float) -> wire.Standb
         takes=standby.takes,
         rehearsed=standby.rehearsed,
         rebuilds=standby.rebuilds,
+        recorded=standby.recorded,
     )
 
 

@@ -96,6 +96,7 @@ class Draft:
                 sandbox=sandbox,
                 endpoints=(),
                 schemas={},
+                recorded={},
                 exit=None,
                 cast=0,
                 prove=False,

@@ -149,6 +149,8 @@ class Warm(Event, frozen=True, kw_only=True):
     proof: str | None = None
     """What has come of the proof that it can become another rank in place: "" if it can, else why
     not; None if there was none."""
+    recorded: str = ""
+    """What its rehearsal was answered from, for people."""
 
 
 class Prepared(Event, frozen=True, kw_only=True):

@@ -104,6 +104,8 @@ class Agent:
     """Of its workers, by local rank; empty until they are up."""
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     """What its workers track, by worker, once they loop or are warm."""
+    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the rehearsals of its workers were answered from, by worker; for people."""
     exit: Exit | None = None
     has_left: bool = False
     """Whether the agent itself has ended: it starts no workers any more."""

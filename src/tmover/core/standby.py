@@ -106,7 +106,8 @@ def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
     if event.proof is not None:
         proofs = {**proofs, event.worker: event.proof}
     rehearsed = agent.rehearsed | {agent.slot}
-    draft.put(agent, schemas=schemas, proofs=proofs, rehearsed=rehearsed)
+    recorded = {**agent.recorded, event.worker: event.recorded}
+    draft.put(agent, schemas=schemas, proofs=proofs, rehearsed=rehearsed, recorded=recorded)
 
 
 def hear_exit(draft: Draft, agent: Agent, end: Exit) -> None:

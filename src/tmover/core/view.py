@@ -39,6 +39,8 @@ class StandbyView:
     """The slots whose roles its processes have rehearsed: these it can take after a rehearsal."""
     rebuilds: str
     """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
+    recorded: str = ""
+    """What its rehearsal was answered from; "" before it is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,7 @@ def _standbys(job: Job) -> tuple[StandbyView, ...]:
             takes=tuple(s for s in range(len(job.slots)) if standby.takes(job, agent, s)),
             rehearsed=_rehearsed(job, agent),
             rebuilds=job.stubborn or agent.obstacle,
+            recorded=" | ".join(dict.fromkeys(filter(None, agent.recorded.values()))),
         )
         for agent in job.agents.values()
         if agent.name not in job.slots and agent.name not in job.unreleased.values()

@@ -63,6 +63,7 @@ class _Doorstep:
         self.runtime: Runtime | None = None
         self.early: list[wire.FromController] = []
         self.failure: BaseException | None = None
+        self._nearby: tuple[str, ...] = ()
 
     def on_message(self, message: wire.FromController) -> None:
         """Hear the agent (control thread)."""
@@ -71,11 +72,15 @@ class _Doorstep:
                 self.greeting = message
             elif isinstance(message, Welcome):
                 self.welcome = message
+            elif isinstance(message, wire.Siblings):
+                self._nearby = message.endpoints
             elif self.runtime is None:
                 self.early.append(message)
             self.known.notify_all()
             ready = self.runtime
-        if ready is not None:
+        if ready is not None and isinstance(message, wire.Siblings):
+            ready.siblings.hear(message.endpoints)
+        elif ready is not None:
             ready.on_message(message)
 
     def on_look(self) -> wire.Pace | None:
@@ -109,6 +114,7 @@ class _Doorstep:
         """Let the runtime hear everything from now on, what came early first."""
         with self.known:
             early, self.early, self.runtime = self.early, [], ready
+            ready.siblings.hear(self._nearby)
             for message in early:
                 ready.on_message(message)
 
@@ -169,6 +175,7 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
     except (Exception, SystemExit) as error:
         if _runtime is not None:
             _runtime.isolation.lift()
+        _await_recording(error)
         _confess(control, environment.local_rank, error)
         raise
     finally:
@@ -180,6 +187,16 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
 def _code_of(error: BaseException) -> int:
     """Return the exit code of an error: of a script that runs it is 1, whatever it was told."""
     return error.exit_code if isinstance(error, TmoverError) and _runtime is None else 1
+
+
+def _await_recording(error: Exception | SystemExit) -> None:
+    """See to it that a rehearsal that made-up values have broken is done again with others."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return
+    if _runtime is not None and _runtime.identity.sandbox:
+        from tmover.worker.rehearsing import await_recording
+
+        await_recording(_runtime, str(error) or repr(error))
 
 
 def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -> None:

@@ -23,6 +23,7 @@ from tmover.worker.ballot import Ballot
 from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.inject import Point
 from tmover.worker.rehearsal import Rehearsal
+from tmover.worker.rehearsing import Rehearsing
 from tmover.worker.resuming import Resuming
 from tmover.worker.runtime import Runtime
 from tmover.worker.scaling import vote_where_skipped
@@ -45,24 +46,19 @@ class LiveEngine:
         self._asked = signals.listen()
         self._ballot = Ballot(runtime, self.tracked, self._switch, self._asked)
         self._attempt: Attempt | None = None
-        self._last: Attempt | None = None
-        """The attempt that was closed last, until its boundary is dealt with."""
-        self._pending: Step | None = None
-        """The step that was handed out and is not committed."""
+        self._last: Attempt | None = None  # closed last, until its boundary is dealt with
+        self._pending: Step | None = None  # handed out and not committed
         self._record = b""
         """This rank's private records as of its last committed step; step k+1 opens with them."""
         self._batches: Batches | None = None
-        self._groups = ""
-        """A digest of the groups that the script had made when it opened the loop."""
-        self._undo = False
-        """Whether a step is voted on at its end, its updates included."""
+        self._groups = ""  # a digest of those that the script had made when it opened the loop
+        self._undo = False  # whether a step is voted on at its end, its updates included
         self._total = 0
-        self._rehearsal = Rehearsal(runtime, self, self._switch)
-        self._finals: set[int] = set()
-        """Parts after the loop of which an attempt was handed out."""
+        self._rehearsing = Rehearsing(runtime)
+        self._rehearsal = Rehearsal(runtime, self, self._switch, self._rehearsing)
+        self._finals: set[int] = set()  # parts after the loop of which one was handed out
         self._updates = refusals.Updates(self.tracked)
-        self._echo = False
-        """Whether the attempt is of a part that all others have done already."""
+        self._echo = False  # whether the attempt is of a part that all others have done already
         runtime.recover = self._switch.recover
         runtime.form()
         if not dist.is_initialized():
@@ -114,6 +110,7 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
+        self._ballot.role = self._rehearsing.begin(self.schema(), self._total)
         if not self.sandbox:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:
@@ -247,6 +244,7 @@ class LiveEngine:
         runtime.fabric.refusal = runtime.fabric.caution = ""
         if self._echo or self._resuming.pending:
             self._resuming.let_alone()
+        self._rehearsing.open(step.index)
         if runtime.injector and not self._resuming.pending:
             inject_in_body(runtime.injector, self.tracked, step.index)
 
@@ -312,6 +310,7 @@ class LiveEngine:
             runtime.trace.write("checkpoint", step=index)
         self._record, self.tracked.newer = attempt.record, frozenset()
         self._pending = None
+        self._rehearsing.committed(index, self._ballot.roles)
         runtime.trace.write("committed", step=index, samples=self._samples(index))
         runtime.trace.state(index, self.tracked, attempt.record, batch=attempt.step.batch)
         runtime.pulse(index)

@@ -15,6 +15,7 @@ from tmover.errors import StateError, TmoverError
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.worker import proof, variables
+from tmover.worker.rehearsing import Rehearsing
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Engine, Step
 from tmover.worker.switch import Switch
@@ -40,7 +41,10 @@ class Performed(Engine, Protocol):
 class Rehearsal:
     """One performance of the script in which nothing counts."""
 
-    def __init__(self, runtime: Runtime, engine: Performed, switch: Switch) -> None:
+    def __init__(
+        self, runtime: Runtime, engine: Performed, switch: Switch, answers: Rehearsing
+    ) -> None:
+        self._answers = answers
         self._runtime = runtime
         self._engine = engine
         self._switch = switch
@@ -73,6 +77,7 @@ class Rehearsal:
         order = self._switch.promotion()
         runtime = self._runtime
         if order is None:
+            self._answers.end()
             runtime.become(runtime.identity.live())
             runtime.pulse(runtime.standing.rank.step or 0)
             return None
@@ -161,5 +166,6 @@ class Rehearsal:
                 schema=self._engine.schema(),
                 cast=runtime.cast,
                 proof=said,
+                recorded=self._answers.recorded(),
             )
         )

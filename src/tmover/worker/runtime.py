@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
+from tmover.comm.siblings import Siblings
 from tmover.config import WorkerEnvironment
 from tmover.core import copies, replicas
 from tmover.core import rank as rules
@@ -92,22 +93,20 @@ class Runtime:
         self.replicas: tuple[int, ...] = ()
         """By rank, the first rank that holds the same; known after the first vote."""
         self.late = False  # whether what a rank alone holds changes after votes, here or anywhere
-        self.mark = ""
-        """What its checkpoints tell this job from others by."""
-        self.resume = environment.resume
-        """Whether it was submitted to go on from another job's checkpoint."""
+        self.mark = ""  # what its checkpoints tell this job from others by
+        self.resume = environment.resume  # from another job's checkpoint
         self.copies = Copies(
             fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
         )
         self.pace = Pace(fabric)
         self.stage = Stage(self.die, self.isolation.draw)
+        self.siblings = Siblings(fabric.wiring, identity, patience_s=self.config.sibling_s)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
         self.aborted: set[int] = set()
         self.recover: Callable[[], None] | None = None
         """How to get out of a revoked world, once there is a session that knows."""
-        self.links_before = 0
-        """How many links had been opened before the last world was prepared; for the trace."""
+        self.links_before = 0  # opened before the last world was prepared; for the trace
         self._prepared = 0
         """The last epoch this worker has said to be ready for."""
         fabric.on_broken = self._broken

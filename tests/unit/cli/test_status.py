@@ -90,6 +90,16 @@ def test_a_loader_that_does_not_go_straight_to_its_position_is_said_to() -> None
     assert render(msgspec.structs.replace(STATUS, placing="number")) == SCREEN
 
 
+def test_what_a_standby_rehearsed_with_is_said() -> None:
+    (standby,) = STATUS.standbys
+    told = msgspec.structs.replace(standby, recorded="recorded values of rank 0")
+
+    shown = render(msgspec.structs.replace(STATUS, standbys=(told,)))
+
+    assert "standby node12 rehearsed with recorded values of rank 0" in shown
+    assert "rehearsed" not in render(STATUS)
+
+
 def test_where_a_lost_rank_s_state_comes_from_is_said() -> None:
     def source(redundancy: str, copies: int) -> str:
         shown = msgspec.structs.replace(STATUS, redundancy=redundancy, copies=copies)

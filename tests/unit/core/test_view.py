@@ -3,7 +3,7 @@
 import dataclasses
 
 from support.jobs import SCHEMA, Story, exited, expired, joined, reported, requested, verified
-from tmover.core.events import CancelRequested, Looping, Placing, Sharing
+from tmover.core.events import CancelRequested, Looping, Placing, Sharing, Warm
 from tmover.core.view import MoveView, SlotView, StandbyView, view
 
 
@@ -25,6 +25,31 @@ def test_a_job_in_training() -> None:
             rebuilds="",
         ),
     )
+
+
+def test_what_the_workers_of_a_standby_rehearsed_with_is_said_once_if_it_is_the_same() -> None:
+    story = Story(nproc=2).training()
+    said = [("s0/0", "recorded values"), ("s0/1", "made-up values")]
+
+    for worker, recorded in (*said, ("s0/0", "made-up values")):
+        cast = story.job.agents["s0"].cast
+        story.tell(
+            Warm(job="j", worker=worker, launch=1, schema=SCHEMA, cast=cast, recorded=recorded)
+        )
+        if worker == "s0/1":
+            both = view(story.job).standbys[0].recorded
+
+    assert both == "recorded values | made-up values"
+    assert view(story.job).standbys[0].recorded == "made-up values"
+
+
+def test_what_a_standby_rehearsed_with_before_it_was_started_afresh_is_forgotten() -> None:
+    story = Story().training()
+    story.tell(Warm(job="j", worker="s0/0", launch=1, schema=SCHEMA, recorded="recorded values"))
+
+    story.tell(exited("s0"))
+
+    assert view(story.job).standbys[0].recorded == ""
 
 
 def test_a_job_that_forms() -> None:
