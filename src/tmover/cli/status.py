@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tmover.cli import incidents
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
@@ -73,6 +74,7 @@ def render(status: JobStatus) -> str:
     if status.placing in _PLACING and status.code is None:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
     lines += _troubles(status)
+    lines += incidents.lines(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]
     if status.notes:

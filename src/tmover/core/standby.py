@@ -61,6 +61,17 @@ def misfits(job: Job, agent: Agent, slot: int) -> tuple[str, ...]:
     return tuple(sorted(wrong))
 
 
+def vacancy(job: Job, first: int) -> int:
+    """Return the slot that a standby which begins now is to rehearse.
+
+    That is one that the job waits for and that no other rehearses already, `first` if it is one of
+    those; without any it is the last.
+    """
+    taken = {agent.slot for agent in spare(job) if agent.node not in job.requests}
+    open_ = [slot for slot in _wanted(job) if slot not in taken]
+    return first if first in open_ else next(iter(open_), job.nnodes - 1)
+
+
 def tend(draft: Draft) -> None:
     """Launch, refuse or release the agents without a place, as their state asks for."""
     _drop_idle_requests(draft)
@@ -126,8 +137,11 @@ def _relaunch(draft: Draft, agent: Agent, reason: str) -> None:
         draft.note(f"{ended} {agent.failures} times: it is no standby any more")
         _let_go(draft, agent, Farewell(1, f"its workers ended {agent.failures} times: {reason}"))
         return
-    draft.note(f"{ended}: they are started afresh as a standby")
-    draft.relaunch(agent, slot=draft.job.nnodes - 1, sandbox=True)
+    slot = vacancy(draft.job, agent.slot)
+    waits = isinstance(draft.job.phase, Waiting)
+    what = f"for slot {slot}" if waits else "as a standby"
+    draft.note(f"{ended}: they are started afresh {what}")
+    draft.relaunch(agent, slot=slot, sandbox=True)
 
 
 def _check(draft: Draft, agent: Agent) -> None:

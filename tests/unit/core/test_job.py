@@ -1044,7 +1044,7 @@ def test_a_revoked_move_that_nobody_passed_is_aborted_and_costs_nothing() -> Non
 
     assert actions == [
         *aborts(2, "no rank has passed into it", "a0", "a1", "a2", "s0"),
-        welcome("s0", 2, launch=2, sandbox=True),
+        welcome("s0", 1, launch=2, sandbox=True),
     ]
     assert story.job.phase == Training()
     assert story.job.in_force == 1
@@ -1842,27 +1842,24 @@ def test_without_a_standby_the_survivors_wait_and_a_node_is_asked_for() -> None:
     actions = story.tell(reported("a2/0", 5))
 
     assert actions == [
+        timer(Wait.NODE, 1),
         OrderNode(job="j", exclude=("n0", "n1", "n2")),
         timer(Wait.STANDBY, 1),
     ]
     assert isinstance(story.job.phase, Waiting)
-    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 2, sandbox=True)]
+    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 1, sandbox=True)]
     assert story.tell(warm("s0/0"))[:3] == assigns(
         world(2, "a0", "s0", "a2"), 5, {"s0/0": "a2/0"}, "a0", "s0", "a2"
     )
 
 
-def test_a_dead_slot_whose_agent_answers_rehearses_in_place_and_may_be_its_own_successor() -> None:
+def test_a_dead_slot_whose_agent_answers_begins_again_in_place_and_no_node_is_ordered() -> None:
     story = Story(standbys=0).revoked("a1")
     story.tell(reported("a0/0", 5))
 
     actions = story.tell(reported("a2/0", 5))
 
-    assert actions == [
-        OrderNode(job="j", exclude=("n0", "n1", "n2")),
-        timer(Wait.STANDBY, 1),
-        welcome("a1", 2, launch=2, sandbox=True),
-    ]
+    assert actions == [timer(Wait.NODE, 1), welcome("a1", 1, launch=2, sandbox=True)]
     actions = story.warmed("a1", launch=2)
     assert isinstance(actions[0], Assign)
     assert actions[0].plan.member(1).endpoint == "a1:20"
@@ -1883,7 +1880,7 @@ def test_a_standby_in_the_making_is_waited_for_and_no_other_is_asked_for() -> No
     story = Story(standbys=0).training()
     story.tell(joined("s0"), expired("a1"), reported("a0/0", 5))
 
-    assert story.tell(reported("a2/0", 5)) == []
+    assert story.tell(reported("a2/0", 5)) == [timer(Wait.NODE, 1)]
     assert isinstance(story.job.phase, Waiting)
 
 
@@ -2110,7 +2107,7 @@ def test_a_job_whose_standbys_all_fail_ends_before_every_node_has_been_tried() -
     for standby in ("s0", "s1", "s2"):
         fail_to_rehearse(story, standby)
 
-    story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     why = "3 standbys in a row could not rehearse the script, and none is left"
     assert story.job.phase == Ended(code=1, reason=why)
@@ -2122,7 +2119,7 @@ def test_a_standby_that_gets_warm_is_proof_that_the_script_can_be_rehearsed() ->
         fail_to_rehearse(story, standby)
     story.tell(expired("s0"))
 
-    actions = story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    actions = story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     assert isinstance(story.job.phase, Waiting)
     assert any(isinstance(action, OrderNode) for action in actions)
