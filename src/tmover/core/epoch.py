@@ -29,7 +29,7 @@ from tmover.core.phase import (
     Training,
 )
 from tmover.core.roster import Job
-from tmover.core.standby import move_of
+from tmover.core.standby import candidates, move_of
 
 Revoked = Union[Accusing, Reporting]
 ATTEMPTS = 3
@@ -143,11 +143,22 @@ def report(draft: Draft, event: Reported) -> None:
 def settle_blame(draft: Draft, loss: Loss) -> None:
     """Say who is lost, as far as that is certain; wait no longer if it explains everything."""
     for name, reason in blame.outvoted(loss.accusations, living(draft.job, loss)).items():
-        draft.lose(name, reason)
+        if not _is_worth_asking(draft.job, loss, name):
+            draft.lose(name, reason)
     left = living(draft.job, loss)
     is_explained = not blame.unexplained(loss.accusations, left)
     if is_explained and len(left) < len(_parties(draft.job, loss)):
         _ask_survivors(draft, loss)
+
+
+def _is_worth_asking(job: Job, loss: Loss, name: str) -> bool:
+    """Return whether an accused agent may yet say that only its workers ended.
+
+    Its node could have them back then. It is not asked for long, and not if a standby is warm.
+    """
+    if name not in job.slots or name in loss.answered:
+        return False
+    return not candidates(job, job.slots.index(name))
 
 
 def hear_no_more(draft: Draft, loss: Loss) -> None:

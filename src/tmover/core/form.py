@@ -75,7 +75,7 @@ def join(draft: Draft, event: Joined) -> None:
             node=event.node,
             address=event.address,
             launch=1,
-            slot=standby.vacancy(job, job.nnodes - 1) if slot is None else slot,
+            slot=standby.vacancy(job) if slot is None else slot,
             sandbox=slot is None,
         )
     )

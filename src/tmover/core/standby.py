@@ -61,7 +61,7 @@ def misfits(job: Job, agent: Agent, slot: int) -> tuple[str, ...]:
     return tuple(sorted(wrong))
 
 
-def vacancy(job: Job, first: int) -> int:
+def vacancy(job: Job, first: int | None = None) -> int:
     """Return the slot that a standby which begins now is to rehearse.
 
     That is one that the job waits for and that no other rehearses already, `first` if it is one of

@@ -27,7 +27,7 @@ from tmover.core.events import (
     Warm,
 )
 from tmover.core.incident import Handing, Incident, Mark
-from tmover.core.orders import Arm, Assign, OrderNode, Prepare, Store
+from tmover.core.orders import Abort, Arm, Assign, OrderNode, Prepare, Store
 from tmover.core.phase import (
     Accusing,
     Armed,
@@ -73,10 +73,8 @@ def keep(draft: Draft, before: Job, event: AnyEvent) -> None:
 
 
 def _is_disturbed(job: Job) -> bool:
-    """Return whether a world was formed, and is given up or being left."""
-    if isinstance(job.phase, Forming | Starting):
-        return bool(job.schemas) or job.in_force > 0
-    return not isinstance(job.phase, New | Training | Ended)
+    """Return whether a world that was formed is given up or being left."""
+    return not isinstance(job.phase, New | Forming | Starting | Training | Ended)
 
 
 def _kind(job: Job) -> str:
@@ -192,6 +190,7 @@ def _names(draft: Draft, before: Job, event: AnyEvent) -> list[str]:
         "node ordered": OrderNode in kinds,
         "workers started again": _is_relaunched(before, draft.job),
         "started afresh": isinstance(now, Forming) and not isinstance(was, Forming),
+        "called off": Abort in kinds and isinstance(was, Preparing | Armed | Reporting),
         "decided": Assign in kinds or Prepare in kinds,
         "armed": Arm in kinds,
         "at the boundary": isinstance(now, Switching) and not isinstance(was, Switching),

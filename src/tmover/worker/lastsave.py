@@ -12,6 +12,7 @@ import logging
 import pathlib
 from typing import TYPE_CHECKING
 
+from tmover.comm import intercept
 from tmover.core.events import Stored
 from tmover.core.orders import Store
 from tmover.errors import StateError, TmoverError
@@ -19,6 +20,7 @@ from tmover.state import shelf
 from tmover.state.records import Record
 
 if TYPE_CHECKING:
+    from tmover.state.generations import Generation
     from tmover.worker.handover import Owner
     from tmover.worker.runtime import Runtime
 
@@ -72,25 +74,27 @@ class LastSave:
         mine = self._runtime.identity.rank
         kept = self._runtime.kept.get(step) or b""  # who it is of is known as long as `mine` holds
         for rank in ranks:
+            copy, record = None, b""
             if order.back:
-                record = self._copy(rank, mine, step)
+                copy = self._copy(rank, mine, step)
             else:
                 record = owner.record() if rank == mine else self._replica(rank, kept)
-            staged = Staged(owner.tracked, step=step, record=record, rank=rank, replicas=replicas)
+            staged = Staged(
+                owner.tracked, step=step, record=record, rank=rank, replicas=replicas, kept=copy
+            )
             shelf.begin(path)
             staged.write(shelf.part(path, rank))
             self._runtime.trace.write("part", step=step, rank=rank)
         if 0 in ranks:
             self._complete(path, step)
 
-    def _copy(self, rank: int, mine: int, step: int) -> bytes:
-        """Hold what the copy of a rank's step holds; return that rank's records."""
+    def _copy(self, rank: int, mine: int, step: int) -> Generation:
+        """Return the copy of a rank's step, with groups and meshes as they are for that rank."""
         copies = self._runtime.copies
-        generation = copies.own(step) if rank == mine else copies.of(rank, step)
-        self._owner.rebind(rank)
-        generation.restore(self._owner.tracked)
-        Record.decode(generation.record).restore_private(self._owner.tracked)
-        return generation.record
+        if rank == mine:
+            return copies.own(step)
+        intercept.rebind(rank)
+        return copies.of(rank, step)
 
     def _replica(self, rank: int, record: bytes) -> bytes:
         """Hold what a rank holds that this one is a replica of; return that rank's records."""

@@ -1417,6 +1417,26 @@ def test_a_node_that_all_others_accuse_is_lost_at_once() -> None:
     assert isinstance(story.job.phase, Reporting)
 
 
+def test_a_node_that_all_accuse_may_say_that_only_its_workers_ended_if_no_standby_is_warm() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+    assert isinstance(story.job.phase, Accusing)
+
+    story.tell(exited("a1"), reported("a0/0", 5), reported("a2/0", 5))
+
+    assert story.job.agents["a1"].slot == 1
+    assert (story.job.agents["a1"].launch, story.job.ordered.nodes) == (2, 0)
+
+
+def test_a_node_that_all_accuse_and_that_answers_is_lost_with_or_without_a_standby() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+
+    actions = story.tell(answered("a1"))
+
+    assert EndNode(job="j", node="n1", reason="links of all 2 others to it broke") in actions
+
+
 def test_an_accused_node_that_does_not_answer_in_time_is_lost() -> None:
     story = Story().training()
     story.tell(broken("a0/0", "a1/0"), answered("a0"))
