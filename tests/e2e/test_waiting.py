@@ -37,6 +37,7 @@ def marks(incident: Incident) -> set[str]:
     return {mark.name for mark in incident.marks}
 
 
+@pytest.mark.full
 def test_two_nodes_lost_at_once_are_replaced_in_one_switch(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
@@ -153,6 +154,24 @@ def test_survivors_for_whom_no_node_comes_store_all_and_a_new_job_goes_on_from_t
     assert outcome.finals == undisturbed(kind).finals
 
 
+@pytest.mark.full
+def test_a_controller_that_starts_again_meanwhile_ends_the_wait_in_time(
+    small: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    saves = ("--checkpoint", str(tmp_path / "saves"), "1000")
+    fault = "killnode:rank=1,step=7,point=in_vote"
+    training = Training(small, THREE, standby=0, inject=fault, arguments=saves)
+    training.until(lambda status: status.waiting is not None or status.code is not None)
+
+    small.kill_controller()
+    small.ensure_controller()
+    outcome = training.finish()
+
+    assert outcome.status.code == REQUEUE, outcome.status
+    assert "a checkpoint of step" in outcome.status.outcome
+
+
+@pytest.mark.full
 def test_survivors_without_a_directory_for_checkpoints_say_so(small: LocalCluster) -> None:
     outcome = Training(
         small, THREE, standby=0, inject="killnode:rank=1,step=7,point=in_vote"
