@@ -1428,11 +1428,12 @@ def test_a_node_that_all_accuse_may_say_that_only_its_workers_ended_if_no_standb
     assert (story.job.agents["a1"].launch, story.job.ordered.nodes) == (2, 0)
 
 
-def test_a_node_that_all_accuse_and_that_answers_is_lost_with_or_without_a_standby() -> None:
+def test_a_node_that_all_accuse_is_lost_although_it_answers() -> None:
     story = Story(standbys=0).training()
     story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
 
-    actions = story.tell(answered("a1"))
+    assert story.tell(*map(answered, ("a0", "a1", "a2"))) == []
+    actions = story.tell(overdue(Wait.ACCUSE, 1))
 
     assert EndNode(job="j", node="n1", reason="links of all 2 others to it broke") in actions
 
