@@ -86,18 +86,25 @@ def test_workers_that_die_alone_begin_again_on_their_node(
 
 
 @pytest.mark.full
-def test_of_two_nodes_to_be_left_one_goes_first_and_the_other_when_a_standby_is_there(
-    cluster: LocalCluster, undisturbed: Twin
+@pytest.mark.parametrize("standbys", [1, 2])
+def test_of_two_nodes_to_be_left_as_many_go_at_once_as_there_are_standbys(
+    cluster: LocalCluster, undisturbed: Twin, standbys: int
 ) -> None:
-    training = Training(cluster, FOUR, standby=1, hold_at=5)
-    training.until_movable()
+    kind = Kind(nodes=4, steps=60)
+    training = Training(cluster, kind, standby=standbys, hold_at=5)
+    training.until_held()
+    training.until(lambda s: [each.state for each in s.standbys] == ["warm"] * standbys)
 
-    cluster.ask(MoveRequest(job=training.job, node="node1", reason="r", more=("node3",)))
+    cluster.ask(MoveRequest(job=training.job, node="node1", reason="fan", more=("node3",)))
     training.until(lambda status: status.move is not None and status.move.phase == "armed")
     training.open_gate()
     outcome = training.finish()
 
-    assert_as_if_undisturbed(outcome, undisturbed(FOUR), FOUR)
+    assert_as_if_undisturbed(outcome, undisturbed(kind), kind)
+    assert outcome.redone() == 0
+    moved = [each for each in outcome.status.incidents if each.outcome == "moved"]
+    assert len(moved[0].handings) == standbys
+    assert "node1" not in {slot.node for slot in outcome.status.slots}
 
 
 LIMITS = {"TMOVER_LOCAL_NODES": "3", "TMOVER_DEADLINES_NODE_S": "1"}
