@@ -162,6 +162,21 @@ def test_survivors_for_whom_no_node_comes_store_all_and_a_new_job_goes_on_from_t
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("kind", [THREE, SHARDED])
+def test_ranks_that_have_done_their_last_step_store_it_too(
+    small: LocalCluster, tmp_path: pathlib.Path, kind: Kind
+) -> None:
+    saves = ("--checkpoint", str(tmp_path / "saves"), "1000")
+    fault = "killnode:rank=1,point=at_finish"
+
+    outcome = Training(small, kind, standby=0, inject=fault, arguments=saves).finish()
+
+    assert outcome.status.code == REQUEUE, outcome.status
+    after_loop = kind.steps  # the part after the loop counts as a step
+    assert {line["step"] for line in outcome.events("stored")} == {after_loop}
+
+
+@pytest.mark.full
 def test_a_controller_that_starts_again_meanwhile_ends_the_wait_in_time(
     small: LocalCluster, tmp_path: pathlib.Path
 ) -> None:
