@@ -33,6 +33,8 @@ def _wait(wait: WaitingStatus) -> Iterator[str]:
 def _incident(incident: Incident) -> Iterator[str]:
     head = f"incident {incident.number}: {incident.kind}, {_clock(incident.began)}"
     yield f"{head}, {incident.outcome or 'under way'}: {incident.cause}"
+    for lost in incident.lost:
+        yield f"  {lost.node} lost: {lost.reason}"
     for each in incident.handings:
         yield f"  slot {each.slot}: {each.before or '-'} to {each.after}, {each.path}"
     marks = [f"{mark.name} +{mark.at - incident.began:.2f}" for mark in incident.marks]

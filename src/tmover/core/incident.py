@@ -14,6 +14,13 @@ class Mark(NamedTuple):
     at: float
 
 
+class Lost(NamedTuple):
+    """A node whose workers or agent were lost, and why."""
+
+    node: str
+    reason: str
+
+
 class Handing(NamedTuple):
     """A slot that changed hands, or was started again."""
 
@@ -42,8 +49,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they were heard."""
     witnesses: tuple[str, ...] = ()
     """Workers that saw a link break."""
-    lost: tuple[str, ...] = ()
-    """Nodes whose workers or agents were lost."""
+    lost: tuple[Lost, ...] = ()
     handings: tuple[Handing, ...] = ()
     connect_s: float = 0.0
     """The longest that a joiner took to open its links."""

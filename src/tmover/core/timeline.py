@@ -21,12 +21,13 @@ from tmover.core.events import (
     Left,
     MoveRequested,
     NodeLost,
+    Reported,
     Stepped,
     Stuck,
     Verified,
     Warm,
 )
-from tmover.core.incident import Handing, Incident, Mark
+from tmover.core.incident import Handing, Incident, Lost, Mark
 from tmover.core.orders import Abort, Arm, Assign, OrderNode, Prepare, Store
 from tmover.core.phase import (
     Accusing,
@@ -107,9 +108,18 @@ def _cause(job: Job, event: AnyEvent, kind: str) -> str:
             return f"{_node(job, agent)}: its agent was not heard of for the lease"
         case Broken(worker=worker, reason=reason):
             return f"{worker}: {reason}"
+        case Reported(worker=worker):
+            return f"{worker}: it reported that its world is broken"
     if kind == "move":
         return "; ".join(f"{node}: {asked.reason}" for node, asked in job.requests.items())
     return type(event).__name__
+
+
+def _why(job: Job, agent: str) -> str:
+    """Return why an agent that is not alive was lost."""
+    known = job.agents.get(agent)
+    end = job.gone.get(agent) if known is None else known.exit
+    return "" if end is None else end.reason.removeprefix("lost: ")
 
 
 def _node(job: Job, agent: str) -> str:
@@ -130,10 +140,14 @@ def _changed(incident: Incident, draft: Draft, before: Job, event: AnyEvent) -> 
             connect_s=max(incident.connect_s, event.connect_s),
             receive_s=max(incident.receive_s, event.receive_s),
         )
-    gone = [node for agent, node, _ in incident.holders if agent and not job.is_alive(agent)]
+    gone = [
+        Lost(node, _why(job, agent))
+        for agent, node, _ in incident.holders
+        if agent and not job.is_alive(agent) and node not in {known.node for known in incident.lost}
+    ]
     if incident.kind == "move" and not isinstance(job.phase, Preparing | Armed | Switching):
         gone = [] if isinstance(job.phase, Training) else gone
-    lost = tuple(dict.fromkeys([*incident.lost, *gone]))
+    lost = (*incident.lost, *gone)
     kind = "move" if incident.kind == "move" and not lost else "failure"
     incident = msgspec.structs.replace(incident, lost=lost, kind=kind)
     outcome = _outcome(incident, job)

@@ -5,7 +5,7 @@ import time
 import msgspec
 
 from tmover.cli import incidents
-from tmover.core.incident import Handing, Incident, Mark
+from tmover.core.incident import Handing, Incident, Lost, Mark
 from tmover.wire import JobStatus, WaitingStatus
 
 STATUS = JobStatus(
@@ -22,6 +22,7 @@ INCIDENT = Incident(
     cause="n1: killed",
     epoch=1,
     marks=(Mark("decided", 100.25), Mark("passed", 101.5)),
+    lost=(Lost("n1", "killed"),),
     handings=(Handing(1, "n1", "m0", "standby"),),
     outcome="recovered",
 )
@@ -61,6 +62,7 @@ def test_the_last_incident_is_told_in_its_times() -> None:
     assert shown == [
         "",
         f"incident 4: failure, {clock(100)}, recovered: n1: killed",
+        "  n1 lost: killed",
         "  slot 1: n1 to m0, standby",
         "  s: decided +0.25, passed +1.50",
     ]

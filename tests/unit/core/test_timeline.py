@@ -19,7 +19,7 @@ from support.jobs import (
 )
 from tmover.core import timeline
 from tmover.core.events import AnyEvent, NodeLost, Stepped, Stored, Wait
-from tmover.core.incident import Handing, Incident
+from tmover.core.incident import Handing, Incident, Lost
 
 
 def at(story: Story, *events: AnyEvent) -> None:
@@ -65,7 +65,8 @@ def test_a_failure_with_a_warm_standby_has_its_times() -> None:
         ("first step", 17.0),
     ]
     assert found.handings == (Handing(1, "n1", "m0", "standby"),)
-    assert (found.lost, found.into, found.outcome) == (("n1",), 2, "recovered")
+    assert (found.lost, found.into) == ((Lost("n1", "killed"),), 2)
+    assert found.outcome == "recovered"
     assert (found.connect_s, found.receive_s) == (0.5, 0.25)
 
 
