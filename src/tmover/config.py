@@ -71,6 +71,11 @@ class DeadlineConfig(_Table, frozen=True):
     """For phase 2: state handed over, links exchanged, everybody past the barrier."""
     standby_s: float = 600.0
     """For a standby to become warm once the job waits for one."""
+    node_s: float = 3600.0
+    """For somebody to take a lost node's place while all others stand still; 0 is for ever. Then
+    the survivors store a checkpoint, and the job ends with exit code 75, to be requeued."""
+    store_s: float = 600.0
+    """For the survivors' checkpoint to be written then."""
 
 
 class AgentConfig(_Table, frozen=True):

@@ -22,6 +22,7 @@ from typing import TypeVar, Union
 import msgspec
 
 from tmover.core.events import FromAgent, Record
+from tmover.core.incident import Incident
 from tmover.core.orders import AnyOrder
 from tmover.core.progress import Progress
 from tmover.core.straggler import OwnStatus
@@ -261,6 +262,20 @@ class WaitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is the one that others wait for most, and for a notable part of their step."""
 
 
+class WaitingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job waits for that stands still: a node for slots that nobody can take."""
+
+    since: float
+    """The controller's wall clock when it began."""
+    slots: tuple[int, ...]
+    tried: tuple[str, ...]
+    """Who may take them, or why not, one by one."""
+    until: float | None
+    """When the wait ends, None if it does not."""
+    then: str
+    """What happens at that time."""
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One job as a person wants to see it."""
 
@@ -296,6 +311,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     placing: str = ""
     """How a joiner's loader goes to its position: by batch "number", its own "state", a "replay"
     of all before; "" before that is known."""
+    waiting: WaitingStatus | None = None
+    """None unless it stands still for want of a node."""
+    incidents: tuple[Incident, ...] = ()
+    """The newest moves and failures, oldest first: what happened in them, and when."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

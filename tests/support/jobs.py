@@ -5,7 +5,9 @@ Slot i is held by agent `ai` on node `ni`, standby i is agent `si` on node `mi`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from tmover.core.events import (
     AnyEvent,
@@ -30,6 +32,7 @@ from tmover.core.events import (
 from tmover.core.job import Job, decide
 from tmover.core.orders import Action, Note
 from tmover.core.phase import Phase
+from tmover.core.roster import Agent
 
 SCHEMA = {"model": "m", "optimizer": "o"}
 
@@ -151,6 +154,11 @@ class Story:
 
     def workers(self, agents: Iterable[str]) -> list[str]:
         return [f"{agent}/{local}" for agent in agents for local in range(self.nproc)]
+
+    def with_agent(self, agent: Agent, **changes: Any) -> Job:
+        """Return the job with something else known of an agent."""
+        changed = dataclasses.replace(agent, **changes)
+        return dataclasses.replace(self.job, agents={**self.job.agents, agent.name: changed})
 
     def now(self) -> Phase:
         """Return the phase the job is in now."""

@@ -44,6 +44,7 @@ from tmover.core.orders import (
     Probe,
     Start,
     Stop,
+    Store,
     Welcome,
 )
 from tmover.core.phase import Ended, Waiting
@@ -211,7 +212,7 @@ class World:
                 self.put(("boot", f"x{self.spares}"), None)
 
     def check_plan(self, order: AnyOrder) -> None:
-        if not isinstance(order, Start | Prepare | Assign):
+        if not isinstance(order, Start | Prepare | Assign) or isinstance(order, Store):
             return
         plan = order.plan
         assert self.plans.setdefault(plan.epoch, plan) == plan, "two worlds of one epoch"
@@ -363,6 +364,10 @@ class World:
 
     def applied(self, worker: Process, step: int) -> None:
         assert worker.model == self.truth.models[step], f"{worker} is not where {step} leads"
+
+    def stored(self, worker: Process, step: int, *, rank: int, record: int) -> None:
+        assert worker.model == self.truth.models[step], f"{worker} stores another model"
+        assert record == self.truth.records[rank, step], f"{worker} stores other records of {rank}"
 
     def committed(self, worker: Process, step: int, *, saves: bool) -> None:
         ranks = self.saved.setdefault((worker.rank.epoch, step), {})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tmover.cli import incidents
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
@@ -78,6 +79,7 @@ def render(status: JobStatus) -> str:
         if standby.recorded:
             lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
     lines += _troubles(status)
+    lines += incidents.lines(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]
     if status.notes:

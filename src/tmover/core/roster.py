@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Placing, Plan, Reported
+from tmover.core.incident import Incident
 from tmover.core.phase import New, Phase
 from tmover.core.roles import Roles, Schema
 
@@ -216,6 +217,8 @@ class Job:
     unfit: int = 0
     """Standbys in a row that were let go because they could not rehearse the script."""
     ordered: Ordered = dataclasses.field(default_factory=Ordered)
+    incidents: tuple[Incident, ...] = ()
+    """The newest moves and failures, and when what happened in them."""
 
     # --- who --------------------------------------------------------------------------------------
 

@@ -181,10 +181,16 @@ def next_stop(job: Job, agent: Agent) -> tuple[int, bool] | None:
     return companion, True
 
 
-def first_stop(job: Job) -> int:
-    """Return the slot that a new standby rehearses: one that waits, the last if none does."""
-    coming = [agent.slot for agent in spare(job)]
-    return min(_wanted(job), key=coming.count, default=job.nnodes - 1)
+def first_stop(job: Job, own: int | None = None) -> int:
+    """Return the slot that a new standby rehearses: one that waits, the last if none does.
+
+    Of several the one that fewest rehearse already; `own` before all others, if it is one of them.
+    """
+    wanted = _wanted(job)
+    if own in wanted:
+        return wanted[wanted.index(own)]
+    coming = [agent.slot for agent in spare(job) if agent.node not in job.requests]
+    return min(wanted, key=coming.count, default=job.nnodes - 1)
 
 
 def _wanted(job: Job) -> list[int]:
@@ -217,8 +223,11 @@ def _relaunch(draft: Draft, agent: Agent, reason: str) -> None:
         draft.note(f"{ended} {agent.failures} times: it is no standby any more")
         _let_go(draft, agent, Farewell(1, f"its workers ended {agent.failures} times: {reason}"))
         return
-    draft.note(f"{ended}: they are started afresh as a standby")
-    draft.relaunch(agent, slot=first_stop(draft.job), sandbox=True)
+    slot = first_stop(draft.job, agent.slot)
+    waits = isinstance(draft.job.phase, Waiting)
+    what = f"for slot {slot}" if waits else "as a standby"
+    draft.note(f"{ended}: they are started afresh {what}")
+    draft.relaunch(agent, slot=slot, sandbox=True)
 
 
 def _check(draft: Draft, agent: Agent) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tmover.core import roles, standby
-from tmover.core.phase import Ended, Recovering
+from tmover.core import roles, standby, waiting
+from tmover.core.incident import Incident
+from tmover.core.phase import Ended, Recovering, Waiting
 from tmover.core.roster import Agent, Job
 
 
@@ -56,6 +57,15 @@ class MoveView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitView:
+    """What a job waits for that stands still."""
+
+    since: float
+    slots: tuple[int, ...]
+    tried: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """One job as a person wants to see it."""
 
@@ -76,6 +86,9 @@ class View:
     """On how many other nodes copies of each rank are kept, 0 if none are needed."""
     placing: str
     """How a joiner's loader goes to its position: a `Placing`."""
+    waiting: WaitView | None
+    """None unless it stands still for want of a node."""
+    incidents: tuple[Incident, ...]
 
 
 def view(job: Job) -> View:
@@ -95,7 +108,15 @@ def view(job: Job) -> View:
         redundancy="copies" if job.copies else "replicas" if job.keepers else "",
         copies=job.copies,
         placing=job.placing.value,
+        waiting=_waiting(job),
+        incidents=job.incidents,
     )
+
+
+def _waiting(job: Job) -> WaitView | None:
+    if not isinstance(job.phase, Waiting):
+        return None
+    return WaitView(since=job.phase.since, slots=job.vacant(), tried=waiting.tried(job))
 
 
 def _slot(job: Job, slot: int, name: str) -> SlotView:

@@ -9,13 +9,16 @@ No timeout in it decides anything: the only one ends the process when no control
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 
 from tmover.core.events import Entered, Passed, Plan, PrepareFailed
-from tmover.core.orders import Assign, Prepare, Welcome
+from tmover.core.orders import Assign, Prepare, Store, Welcome
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.worker.handover import Handover, Owner
 from tmover.worker.inject import Point
+from tmover.worker.lastsave import LastSave
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ class Switch:
         self._runtime = runtime
         self._owner = owner
         self._handover = Handover(runtime, owner)
+        self._last = LastSave(runtime, owner)
         self._standing = runtime.standing
 
     # --- what the session calls -------------------------------------------------------------------
@@ -147,7 +151,16 @@ class Switch:
             self._standing.at_safe_point = False
 
     def _help(self, order: Assign) -> None:
-        """Send the copies this rank keeps, if it is a leaver and nobody else keeps them."""
+        """Do what is asked of who has no place in a world.
+
+        A leaver sends the copies it keeps, if nobody else keeps them. All survivors store what they
+        hold if there is no world any more.
+        """
+        if isinstance(order, Store):
+            with self._standing.changing():
+                self._standing.assign = None
+            self._last.write(order)
+            return
         if self._runtime.worker not in order.sources.values():
             self._standing.revoke(order.plan.epoch)
             return
@@ -201,7 +214,7 @@ class Switch:
         rank = plan.rank_of(runtime.worker)
         assert rank is not None
         self._owner.rebind(rank)
-        runtime.prepare_links(plan, relink=order.relink)
+        self._connect(plan, relink=order.relink)
         runtime.trace.write("connected", epoch=plan.epoch)
         if runtime.worker in order.sources:
             self._handover.receive(order)
@@ -225,7 +238,7 @@ class Switch:
         try:
             self._owner.rebind(rank)
             runtime.injector.at(Point.IN_PREPARE, None)
-            runtime.prepare_links(plan)
+            self._connect(plan)
         except (LinkError, StateError) as error:
             runtime.prepare = None
             runtime.send(
@@ -243,6 +256,12 @@ class Switch:
             step = self._standing.rank.step
             assert step is not None
             self._cross(plan, step)
+
+    def _connect(self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()) -> None:
+        """Open the links of `plan`, and take the time."""
+        began = time.monotonic()
+        self._runtime.prepare_links(plan, relink=relink)
+        self._handover.connect_s = time.monotonic() - began
 
     def _cross(self, plan: Plan, step: int) -> None:
         """Pass the commit barrier of `plan`. Raises `LinkError` or `Interrupted` if it breaks."""

@@ -1434,6 +1434,27 @@ def test_a_node_that_all_others_accuse_is_lost_at_once() -> None:
     assert isinstance(story.job.phase, Reporting)
 
 
+def test_a_node_that_all_accuse_may_say_that_only_its_workers_ended_if_no_standby_is_warm() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+    assert isinstance(story.job.phase, Accusing)
+
+    story.tell(exited("a1"), reported("a0/0", 5), reported("a2/0", 5))
+
+    assert story.job.agents["a1"].slot == 1
+    assert (story.job.agents["a1"].launch, story.job.ordered.nodes) == (2, 0)
+
+
+def test_a_node_that_all_accuse_is_lost_although_it_answers() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+
+    assert story.tell(*map(answered, ("a0", "a1", "a2"))) == []
+    actions = story.tell(overdue(Wait.ACCUSE, 1))
+
+    assert EndNode(job="j", node="n1", reason="links of all 2 others to it broke") in actions
+
+
 def test_an_accused_node_that_does_not_answer_in_time_is_lost() -> None:
     story = Story().training()
     story.tell(broken("a0/0", "a1/0"), answered("a0"))
@@ -1859,6 +1880,7 @@ def test_without_a_standby_the_survivors_wait_and_a_node_is_asked_for() -> None:
     actions = story.tell(reported("a2/0", 5))
 
     assert actions == [
+        timer(Wait.NODE, 1),
         OrderNode(job="j", exclude=("n0", "n1", "n2")),
         timer(Wait.STANDBY, 1),
     ]
@@ -1869,17 +1891,13 @@ def test_without_a_standby_the_survivors_wait_and_a_node_is_asked_for() -> None:
     )
 
 
-def test_a_dead_slot_whose_agent_answers_rehearses_in_place_and_may_be_its_own_successor() -> None:
+def test_a_dead_slot_whose_agent_answers_begins_again_in_place_and_no_node_is_ordered() -> None:
     story = Story(standbys=0).revoked("a1")
     story.tell(reported("a0/0", 5))
 
     actions = story.tell(reported("a2/0", 5))
 
-    assert actions == [
-        OrderNode(job="j", exclude=("n0", "n1", "n2")),
-        timer(Wait.STANDBY, 1),
-        welcome("a1", 1, launch=2, sandbox=True),
-    ]
+    assert actions == [timer(Wait.NODE, 1), welcome("a1", 1, launch=2, sandbox=True)]
     actions = story.warmed("a1", launch=2)
     assert isinstance(actions[0], Assign)
     assert actions[0].plan.member(1).endpoint == "a1:20"
@@ -1900,7 +1918,7 @@ def test_a_standby_in_the_making_is_waited_for_and_no_other_is_asked_for() -> No
     story = Story(standbys=0).training()
     story.tell(joined("s0"), expired("a1"), reported("a0/0", 5))
 
-    assert story.tell(reported("a2/0", 5)) == []
+    assert story.tell(reported("a2/0", 5)) == [timer(Wait.NODE, 1)]
     assert isinstance(story.job.phase, Waiting)
 
 
@@ -2127,7 +2145,7 @@ def test_a_job_whose_standbys_all_fail_ends_before_every_node_has_been_tried() -
     for standby in ("s0", "s1", "s2"):
         fail_to_rehearse(story, standby)
 
-    story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     why = "3 standbys in a row could not rehearse the script, and none is left"
     assert story.job.phase == Ended(code=1, reason=why)
@@ -2139,7 +2157,7 @@ def test_a_standby_that_gets_warm_is_proof_that_the_script_can_be_rehearsed() ->
         fail_to_rehearse(story, standby)
     story.tell(expired("s0"))
 
-    actions = story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    actions = story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     assert isinstance(story.job.phase, Waiting)
     assert any(isinstance(action, OrderNode) for action in actions)

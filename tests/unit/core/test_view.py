@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import msgspec
+
 from support.jobs import SCHEMA, Story, exited, expired, joined, reported, requested, verified
 from tmover.core.events import CancelRequested, Looping, Placing, Sharing, Warm
-from tmover.core.view import MoveView, SlotView, StandbyView, view
+from tmover.core.view import MoveView, SlotView, StandbyView, WaitView, view
 
 
 def test_a_job_in_training() -> None:
@@ -68,6 +70,18 @@ def test_agents_by_what_their_workers_do() -> None:
     assert [slot.state for slot in view(story.job).slots] == ["building"] * 3
     story.tell(exited("a1"))
     assert view(story.job).slots[1].state == "exited"
+
+
+def test_a_job_that_waits_for_a_node() -> None:
+    story = Story(standbys=0).training()
+    story.tell(expired("a1"), reported("a0/0", 5))
+    assert view(story.job).waiting is None
+
+    story.tell(msgspec.structs.replace(reported("a2/0", 5), at=9.0))
+
+    tried = ("1 ordered of the scheduler",)
+    assert view(story.job).waiting == WaitView(since=9.0, slots=(1,), tried=tried)
+    assert [each.kind for each in view(story.job).incidents] == ["failure"]
 
 
 def test_a_planned_move() -> None:
