@@ -23,7 +23,7 @@ from tmover.agent.launcher import Launcher
 from tmover.agent.signals import SignalPipe
 from tmover.agent.team import Team
 from tmover.agent.uplink import Uplink
-from tmover.config import AgentEnvironment, Config, is_slurm_job
+from tmover.config import Config, is_slurm_job
 from tmover.core.events import Answered, Exited, Joined, Launched, Left
 from tmover.core.orders import (
     Abort,
@@ -37,6 +37,7 @@ from tmover.core.orders import (
     Stop,
     Welcome,
 )
+from tmover.environment import AgentEnvironment
 from tmover.errors import ConfigError, ControllerUnavailable, Refused
 from tmover.process import adopt_orphans, descendants, identify, send_signal, wait_gone
 

@@ -22,6 +22,7 @@ import msgspec
 
 from tmover import config, wire
 from tmover.core.orders import Stop, Welcome
+from tmover.environment import WorkerEnvironment
 from tmover.errors import (
     ConfigError,
     ControllerUnavailable,
@@ -123,7 +124,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the script named in `argv` as a rank, and exit with its code."""
     signals.listen()
     argv = sys.argv[1:] if argv is None else argv
-    environment = config.WorkerEnvironment.read()
+    environment = WorkerEnvironment.read()
     die_with_parent(environment.parent_pid)
     try:
         code = run(argv, environment)
@@ -150,7 +151,7 @@ def _end_at_once() -> NoReturn:
     os._exit(0)
 
 
-def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
+def run(argv: list[str], environment: WorkerEnvironment) -> int:
     """Become a rank, run the script, wait for the others; return the exit code."""
     global _runtime  # one process is one rank
     if not argv:
@@ -215,7 +216,7 @@ def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -
         _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
 
 
-def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironment) -> Runtime:
+def _enter(door: _Doorstep, control: Control, environment: WorkerEnvironment) -> Runtime:
     from tmover.comm import intercept
     from tmover.comm.fabric import Fabric
     from tmover.comm.timeouts import Timeouts

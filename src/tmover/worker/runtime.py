@@ -18,7 +18,6 @@ from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
 from tmover.comm.siblings import Siblings
-from tmover.config import WorkerEnvironment
 from tmover.core import copies, replicas
 from tmover.core import rank as rules
 from tmover.core.events import (
@@ -31,6 +30,7 @@ from tmover.core.events import (
     Sharing,
 )
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
+from tmover.environment import WorkerEnvironment
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
 from tmover.worker import refusals
 from tmover.worker.copies import Copies

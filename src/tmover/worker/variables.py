@@ -28,7 +28,10 @@ _ITEMS = 1000
 """Of longer containers the items count by one digest."""
 _OURS = str(pathlib.Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} - {None}
+    {
+        str(pathlib.Path(sysconfig.get_path(name)).resolve())
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
 )
 _PLAIN = (
     bool, int, float, complex, str, bytes, bytearray, range, enum.Enum, pathlib.PurePath,

@@ -16,9 +16,9 @@ from tmover.comm.fabric import Fabric
 from tmover.comm.group import TmoverGroup
 from tmover.comm.mode import Mode
 from tmover.comm.timeouts import Timeouts
-from tmover.config import WorkerEnvironment
 from tmover.core.orders import Stop
 from tmover.core.recorded import Fingerprint, Heard, Key, Recording
+from tmover.environment import WorkerEnvironment
 from tmover.state import recordings
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
