@@ -63,8 +63,7 @@ class Surroundings:
             if signal.getsignal(number) is not None
         }
         self._filters = list(warnings.filters)
-        root = logging.getLogger()
-        self._logging = (root.level, list(root.handlers))
+        self._loggers = {each: (each.level, list(each.handlers)) for each in _loggers()}
         self._known = set(own_modules())
         self._hooks = [(owner, name, dict(getattr(owner, name, {}))) for owner, name in _HOOKS]
         self._flags = [(put, get()) for get, put in _FLAGS]
@@ -95,9 +94,16 @@ class Surroundings:
                     signal.signal(number, handler)
         warnings.filters = self._filters
         warnings._filters_mutated()  # type: ignore[attr-defined]  # as the module itself does
-        root = logging.getLogger()
-        level, handlers = self._logging
-        root.setLevel(level)
-        for added in [each for each in root.handlers if each not in handlers]:
-            root.removeHandler(added)
+        for logger in _loggers():
+            level, handlers = self._loggers.get(logger, (logging.NOTSET, []))
+            logger.setLevel(level)
+            for added in [each for each in logger.handlers if each not in handlers]:
+                logger.removeHandler(added)
+                added.close()
         rng.restore(self._random)
+
+
+def _loggers() -> list[logging.Logger]:
+    """Return all loggers that there are, the root first."""
+    named = list(logging.root.manager.loggerDict.values())
+    return [logging.root, *(each for each in named if isinstance(each, logging.Logger))]

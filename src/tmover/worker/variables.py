@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import dis
 import enum
+import fcntl
 import functools
+import os
 import pathlib
+import stat
 import sys
 import sysconfig
 import types
@@ -65,7 +68,19 @@ def still_read(frame: types.FrameType | None) -> Facts:
         for key, value in sorted(vars(module).items()):
             if not key.startswith("__"):
                 seen.look(f"`{name}.{key}`", value)
-    return seen.facts
+    return seen.facts | _open_files()
+
+
+def _open_files() -> Facts:
+    """Return the regular files that are open for writing: a rank may be in their names."""
+    found: Facts = {}
+    for each in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            number = int(each.name)
+            writes = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            if writes and stat.S_ISREG(os.fstat(number).st_mode):
+                found[f"the open file {each.readlink()}"] = "open"
+    return found
 
 
 @functools.cache
@@ -254,7 +269,15 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     module = sys.modules.get(kind.__module__)
     path = getattr(module, "__file__", None) or ""
     is_own = kind.__module__ == "__main__" or (bool(path) and is_own_code(path))
-    if is_own or isinstance(value, types.SimpleNamespace) or kind.__name__ == "Namespace":
-        for name, inner in list(getattr(value, "__dict__", {}).items()):
-            if name not in _OF_MODULES and not name.startswith("__") and not callable(inner):
-                yield f".{name}", inner
+    is_open = is_own or isinstance(value, types.SimpleNamespace) or kind.__name__ == "Namespace"
+    if kind.__module__.partition(".")[0] == "tmover":
+        return
+    for name, inner in list(getattr(value, "__dict__", {}).items()):
+        is_plain = isinstance(inner, _PLAIN) and not name.startswith("_")
+        if is_plain or (
+            is_open
+            and name not in _OF_MODULES
+            and not name.startswith("__")
+            and not callable(inner)
+        ):
+            yield f".{name}", inner

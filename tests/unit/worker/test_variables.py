@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -194,6 +195,7 @@ def writes_it_before_it_reads(rank: int) -> dict[str, str]:
 
 def keeps_what_we_change_in_place(rank: int) -> dict[str, str]:
     sampler = torch.utils.data.DistributedSampler(range(8), num_replicas=2, rank=rank)  # type: ignore[arg-type, var-annotated]
+    sampler.rank = 1
     for _ in range(2):
         found = look()
         use(sampler)
@@ -205,6 +207,28 @@ def keeps_what_we_change_in_place(rank: int) -> dict[str, str]:
 )
 def test_what_does_not_matter_does_not_count(script: Callable[[int], dict[str, str]]) -> None:
     assert differences(script) == []
+
+
+def keeps_a_library_s_object(rank: int) -> dict[str, str]:
+    handler = logging.FileHandler(f"rank{rank}.log", delay=True)
+    for _ in range(2):
+        found = look()
+        use(handler)
+    return found
+
+
+def test_plain_attributes_of_a_library_s_object_count() -> None:
+    assert "test_variables.py: `handler`.baseFilename" in differences(keeps_a_library_s_object)
+
+
+def test_files_that_are_open_for_writing_count(tmp_path: Any) -> None:
+    before = variables.still_read(None)
+
+    with (tmp_path / "rank3.log").open("a"), (tmp_path / "rank3.log").open():
+        after = variables.still_read(None)
+
+    new = after.keys() - before.keys()
+    assert new == {f"the open file {tmp_path / 'rank3.log'}"}
 
 
 RANK = 0
