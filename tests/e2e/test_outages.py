@@ -116,7 +116,7 @@ def test_a_controller_that_dies_in_a_move_ends_it_after_its_return(
 def test_a_rank_lost_after_its_last_step_is_replaced_before_the_job_ends(
     cluster: LocalCluster, undisturbed: Twin
 ) -> None:
-    training = Training(cluster, KIND, inject="kill:rank=0,point=at_finish")
+    training = Training(cluster, KIND, inject="killnode:rank=0,point=at_finish")
 
     outcome = training.finish()
 

@@ -225,7 +225,7 @@ def test_a_joiner_that_dies_while_it_receives_a_copy_is_replaced(
 ) -> None:
     """The first one is the only standby that there is; another is ordered in its place."""
     kind = kind_of("fsdp")
-    faults = "kill:rank=1,step=6,point=before_vote;kill:sandbox=1,node=node5,point=in_handoff"
+    faults = "killnode:rank=1,step=6,point=before_vote;kill:sandbox=1,node=node5,point=in_handoff"
     training = Training(cluster, kind, standby=1, inject=faults)
 
     outcome = training.finish()
