@@ -34,7 +34,7 @@ def test_a_straggler_is_moved_by_itself_and_changes_no_bit(
     assert outcome.redone() == 0
     assert [slot.node for slot in outcome.status.slots] == ["node1", "node4", "node3"]
     assert any(
-        note.partition(" ")[2].startswith("node2 is to be left: node node2 is ")
+        note.partition(" ")[2].startswith("node2 is to be left: node2 is ")
         for note in outcome.status.notes
     )
 
@@ -50,6 +50,6 @@ def test_a_straggler_is_named_and_left_alone_by_default(cluster: LocalCluster) -
     assert slow.own_ms >= 50
     assert slow.ratio > 2.5
     shown = render(status)
-    assert "slow: node node2 is " in shown
+    assert "slow: node2 is " in shown
     assert "`tmover migrate node2` would move it" in shown
     assert any("`tmover migrate node2` would move it" in note for note in status.notes)

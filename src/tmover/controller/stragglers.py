@@ -22,6 +22,7 @@ from tmover.core.straggler import (
     Watch,
     hindrance,
     look,
+    remedy,
     sentence,
 )
 
@@ -79,7 +80,11 @@ class Stragglers:
         slow = next((one for one in self.of(job) if one.is_straggler), None)
         if told is None or slow is None:
             return ""
-        return f"{told.reason}: `tmover migrate {slow.node}` would move it"
+        if told.act:
+            return f"{told.reason}: it is to be moved"
+        if told.hindrance:
+            return f"{told.reason}: it is not moved, {told.hindrance}"
+        return f"{told.reason}: {remedy(slow.node)}"
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -211,7 +211,7 @@ def hear(draft: Draft, event: Straggling) -> None:
         return
     why = hindrance(job, event.agent, draft.at) if event.act else event.hindrance
     if not event.act and not why:
-        draft.note(f"{event.reason}: `tmover migrate {node}` would move it")
+        draft.note(f"{event.reason}: {remedy(node)}")
     elif why:
         draft.note(f"{event.reason}: it is not moved, {why}")
     else:
@@ -249,9 +249,14 @@ def sentence(status: OwnStatus, since: str) -> str:
     peers = "its peers" if status.against == Against.PEERS.value else "it was (others are not)"
     usual = "peers" if status.against == Against.PEERS.value else "usual"
     return (
-        f"node {status.node} is {status.ratio:.1f} x slower than {peers} since {since} "
+        f"{status.node} is {status.ratio:.1f} x slower than {peers} since {since} "
         f"(own {_ms(status.own_ms)}, {usual} {_ms(status.usual_ms)})"
     )
+
+
+def remedy(node: str) -> str:
+    """Return what a person can do about it."""
+    return f"`tmover migrate {node}` would move it"
 
 
 def _ms(value: float) -> str:

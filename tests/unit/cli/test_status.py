@@ -51,7 +51,7 @@ def test_a_move_that_is_only_asked_for_is_in_no_epoch() -> None:
 
 
 def test_a_node_that_is_slower_than_its_peers_is_named() -> None:
-    slow = "node n3 is 1.8 x slower than its peers since 14:02: `tmover migrate n3` would move it"
+    slow = "n3 is 1.8 x slower than its peers since 14:02: `tmover migrate n3` would move it"
 
     assert f"\nslow: {slow}\n" in render(msgspec.structs.replace(STATUS, slow=slow))
 

@@ -59,7 +59,7 @@ def test_a_straggler_is_proposed_once_and_shown_for_as_long_as_it_is_one() -> No
     (found,) = eyes.after(300)
 
     assert (found.agent, found.epoch, found.act, found.hindrance) == ("a1", 1, False, "")
-    assert found.reason.startswith("node n1 is 1.8 x slower than its peers since ")
+    assert found.reason.startswith("n1 is 1.8 x slower than its peers since ")
     assert found.reason.endswith(" (own 1800 ms, peers 1000 ms)")
     assert eyes.stragglers.sentence("j") == f"{found.reason}: `tmover migrate n1` would move it"
 
@@ -82,16 +82,21 @@ def test_status_has_what_every_node_takes() -> None:
 
 
 def test_it_is_to_be_moved_where_that_is_asked_for() -> None:
-    (found,) = Eyes(Mode.ACT, TRAINING).after(400)
+    eyes = Eyes(Mode.ACT, TRAINING)
+
+    (found,) = eyes.after(400)
 
     assert (found.agent, found.act) == ("a1", True)
+    assert eyes.stragglers.sentence("j") == f"{found.reason}: it is to be moved"
 
 
 def test_it_is_moved_as_soon_as_a_standby_is_warm() -> None:
     eyes = Eyes(Mode.ACT, ALONE)
 
     (found,) = eyes.after(200)
-    assert (found.act, found.hindrance) == (False, "no standby is warm that could take its place")
+    why = "no standby is warm that could take its place"
+    assert (found.act, found.hindrance) == (False, why)
+    assert eyes.stragglers.sentence("j") == f"{found.reason}: it is not moved, {why}"
     eyes.job = TRAINING
     (found,) = eyes.after(200)
     assert (found.act, found.hindrance) == (True, "")

@@ -287,9 +287,9 @@ def test_it_is_told_in_one_sentence() -> None:
     status = OwnStatus(node="n3", own_ms=410.2, usual_ms=228.0, ratio=1.8, against="peers")
 
     assert sentence(status, "14:02") == (
-        "node n3 is 1.8 x slower than its peers since 14:02 (own 410 ms, peers 228 ms)"
+        "n3 is 1.8 x slower than its peers since 14:02 (own 410 ms, peers 228 ms)"
     )
     past = OwnStatus(node="n3", own_ms=4.12, usual_ms=2.0, ratio=2.06, against="past")
     assert sentence(past, "14:02") == (
-        "node n3 is 2.1 x slower than it was (others are not) since 14:02 (own 4.1 ms, usual 2 ms)"
+        "n3 is 2.1 x slower than it was (others are not) since 14:02 (own 4.1 ms, usual 2 ms)"
     )
