@@ -18,6 +18,7 @@ from tmover.core.events import (
     Finished,
     NodeLost,
     PrepareFailed,
+    Stored,
     Submitted,
     Wait,
 )
@@ -149,6 +150,10 @@ def _failures() -> Iterator[_Recorded]:
     waited.hear(jobs.reported("a0/0", 5), jobs.joined("s0"))
     waited.warmed("s0")
     yield waited
+    no_node = _Recorded(standbys=0)
+    no_node.revoked()
+    no_node.hear(jobs.reported("a0/0", 5), jobs.overdue(Wait.NODE, 1))
+    yield no_node
     afresh = _Recorded()
     afresh.revoked()
     afresh.hear(jobs.reported("a0/0", -1))
@@ -198,6 +203,7 @@ def _events_of(job: Job, agent: str, epochs: set[int]) -> Iterator[AnyEvent]:
         yield PrepareFailed(job="j", worker=worker, epoch=epoch, reason="no route")
         yield from (jobs.entered(worker, epoch, 5), jobs.verified(worker, epoch, 5))
         yield jobs.passed(worker, epoch, 5)
+        yield Stored(job="j", worker=worker, epoch=epoch, step=5)
         yield jobs.broken(worker, *others, epoch=epoch)
         yield from (Answered(job="j", agent=agent, probe=probe) for probe in epochs)
         for of in epochs:

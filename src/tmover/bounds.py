@@ -44,6 +44,7 @@ def check(config: Config, *, source: str) -> None:
         (config.worker.copy_every >= 1, "worker.copy_every >= 1"),
         (config.worker.copies >= 1, "worker.copies >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),
+        (config.worker.recordings_mib >= 1, "worker.recordings_mib >= 1"),
         (0 < config.local.nodes <= 250, "0 < local.nodes <= 250"),
         (config.slurm.poll_s <= config.slurm.back_off_s, "slurm.poll_s <= slurm.back_off_s"),
         (config.standby.count >= 0, "standby.count >= 0"),

@@ -1,4 +1,4 @@
-"""The configuration, and the only place that reads `TMOVER_*` from the environment.
+"""The configuration. `TMOVER_*` is read from the environment here and in `environment` alone.
 
 Flag before `TMOVER_<TABLE>_<KEY>` before file before default. `conf/tmover.toml` shows every key
 with its default. Durations are in seconds. A value is read once, checked, and passed on by hand.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import pathlib
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +70,11 @@ class DeadlineConfig(_Table, frozen=True):
     """For phase 2: state handed over, links exchanged, everybody past the barrier."""
     standby_s: float = 600.0
     """For a standby to become warm once the job waits for one."""
+    node_s: float = 3600.0
+    """For somebody to take a lost node's place while all others stand still; 0 is for ever. Then
+    the survivors store a checkpoint, and the job ends with exit code 75, to be requeued."""
+    store_s: float = 600.0
+    """For the survivors' checkpoint to be written then."""
 
 
 class AgentConfig(_Table, frozen=True):
@@ -131,6 +135,19 @@ class WorkerConfig(_Table, frozen=True):
     """To how many other nodes; so many may be lost at once. A rank keeps those of as many ranks."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
+    scratch: str = ""
+    """Where files go that a rehearsal writes, "" if where the script says; local to the node."""
+    keep_scratch: bool = False
+    """Whether they stay there when the rehearsal is over."""
+    recordings: str = "auto"
+    """Where ranks record what standbys rehearse with: "auto" is in the state directory, "" none."""
+    recordings_mib: int = 256
+    """How much of a job is recorded, in MiB; what is over that is left out, the biggest first."""
+    recording_s: float = 60.0
+    """A standby whose script fails on made-up values waits so long for recorded ones to begin anew.
+    """
+    sibling_s: float = 60.0
+    """How long workers of one standby wait for each other; then they rehearse each alone."""
 
 
 class LocalConfig(_Table, frozen=True):
@@ -230,109 +247,9 @@ def slurm_job(id_: int, restarts: int = 0) -> str:
     return f"slurm{id_}r{restarts}" if restarts else f"slurm{id_}"
 
 
-def own_job(environ: Mapping[str, str]) -> str | None:
-    """Return our name of the job that a process is of, None if it is of none."""
-    number = _number(environ, "SLURM_JOB_ID")
-    if environ.get("TMOVER_JOB") or number is None:
-        return _name(environ, "TMOVER_JOB") or None
-    return slurm_job(number, _number(environ, "SLURM_RESTART_COUNT") or 0)
-
-
 def is_slurm_job(name: str) -> bool:
     """Return whether this is our name of a job of Slurm."""
     return name.startswith("slurm")
-
-
-class AgentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler tells an agent. No secret is among it."""
-
-    state: pathlib.Path
-    """Where the controller's address and the client's key are found."""
-    job: str
-    node: str
-    address: str
-    """Where the workers of this node listen; "" means the address that routes to the controller."""
-    standby: bool
-    slot: int | None
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None) -> AgentEnvironment:
-        """Read it. Raises `ConfigError` naming the variable and what to do."""
-        environ = os.environ if environ is None else environ
-        job = own_job(environ)
-        if job is None:
-            msg = (
-                "no job to join: neither TMOVER_JOB nor SLURM_JOB_ID is set; `tmover run` is "
-                "started by the scheduler, see `tmover submit --help`"
-            )
-            raise ConfigError(msg)
-        role = environ.get("TMOVER_ROLE", "member")
-        if role not in {"member", "standby"}:
-            msg = f"TMOVER_ROLE={role!r}: write member or standby"
-            raise ConfigError(msg)
-        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        slot = _number(environ, "TMOVER_SLOT")
-        if slot is None and environ.get("SLURM_JOB_ID") and role == "member":
-            slot = _number(environ, "SLURM_PROCID")
-        return cls(
-            state=state_directory(environ=environ),
-            job=job,
-            node=_name(environ, "TMOVER_NODE") or host,
-            address=environ.get("TMOVER_ADDRESS", ""),
-            standby=role == "standby",
-            slot=slot,
-        )
-
-    def export(self) -> dict[str, str]:
-        """Return the variables that `read` reads."""
-        return {
-            "TMOVER_STATE": str(self.state),
-            "TMOVER_JOB": self.job,
-            "TMOVER_NODE": self.node,
-            "TMOVER_ADDRESS": self.address,
-            "TMOVER_ROLE": "standby" if self.standby else "member",
-            "TMOVER_SLOT": "" if self.slot is None else str(self.slot),
-        }
-
-
-class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent tells its workers before they can speak to it."""
-
-    agent: str | None
-    """Where the agent listens (`ipc://...`); None outside of `tmover run`."""
-    agent_pid: int | None
-    parent_pid: int | None
-    """The process that must be this one's parent, or it has been left alone."""
-    local_rank: int
-    address: str
-    """Where this worker listens for other ranks."""
-    inject: str
-    """Faults to do on purpose, see `worker.inject`."""
-    trace: str | None
-    """The directory traces are written to."""
-    trace_state: bool
-    """Whether the trace has a digest of everything tracked after every step."""
-    resume: bool = False
-    """Whether to go on from the newest checkpoint of an earlier job."""
-    checkpoints: bool = True
-    """Whether `session.checkpoint` does anything."""
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
-        """Read it."""
-        environ = os.environ if environ is None else environ
-        return cls(
-            agent=environ.get("TMOVER_AGENT"),
-            agent_pid=_number(environ, "TMOVER_AGENT_PID"),
-            parent_pid=_number(environ, "TMOVER_PARENT_PID"),
-            local_rank=_number(environ, "LOCAL_RANK") or 0,
-            address=environ.get("TMOVER_ADDRESS") or "127.0.0.1",
-            inject=environ.get("TMOVER_INJECT", ""),
-            trace=environ.get("TMOVER_TRACE"),
-            trace_state=bool(_number(environ, "TMOVER_TRACE_STATE")),
-            resume=environ.get("TMOVER_RESUME", "") not in ("", "0"),
-            checkpoints=environ.get("TMOVER_CHECKPOINTS", "") != "0",
-        )
 
 
 def _read(path: pathlib.Path) -> Config:
@@ -370,24 +287,4 @@ def _convert(variable: str, text: str, default: Any) -> Any:
         return msgspec.convert(text, type(default), strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         msg = f"{variable}={text!r}: {error}"
-        raise ConfigError(msg) from error
-
-
-def _name(environ: Mapping[str, str], variable: str) -> str:
-    """Return a name that can be shown and sent."""
-    text = environ.get(variable, "")
-    if not text.isprintable() or " " in text:
-        msg = f"{variable}={text!r} is no name: it has blanks, or what cannot be printed"
-        raise ConfigError(msg)
-    return text
-
-
-def _number(environ: Mapping[str, str], variable: str) -> int | None:
-    text = environ.get(variable, "")
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        msg = f"{variable}={text!r} is not a number"
         raise ConfigError(msg) from error

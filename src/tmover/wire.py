@@ -24,8 +24,13 @@ import msgspec
 from tmover.core.events import FromAgent, Record
 from tmover.core.orders import AnyOrder
 from tmover.core.progress import Progress
-from tmover.core.straggler import OwnStatus
 from tmover.errors import ProtocolError
+from tmover.shown import JobStatus as JobStatus
+from tmover.shown import MoveStatus as MoveStatus
+from tmover.shown import SlotStatus as SlotStatus
+from tmover.shown import StandbyStatus as StandbyStatus
+from tmover.shown import WaitingStatus as WaitingStatus
+from tmover.shown import WaitStatus as WaitStatus
 
 VERSION = b"tmover/1"
 
@@ -101,6 +106,12 @@ class Endpoint(Record, frozen=True, kw_only=True):
     local_rank: int
     endpoint: str
     job: str = ""
+
+
+class Siblings(Record, frozen=True, kw_only=True):
+    """All workers of the node listen; these are their endpoints, by local rank."""
+
+    endpoints: tuple[str, ...]
 
 
 class Pulse(Record, frozen=True, kw_only=True):
@@ -200,94 +211,6 @@ class CancelRequest(Request, frozen=True, kw_only=True):
     job: str | None = None
 
 
-class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One place in a job."""
-
-    slot: int
-    node: str
-    """"" while nobody holds the slot."""
-    agent: str
-    state: str
-    step: int | None
-    heard_s: float | None
-    """Seconds since its agent was heard of; None if it never was by this controller."""
-
-
-class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node that could take a place."""
-
-    node: str
-    agent: str
-    state: str
-    heard_s: float | None = None
-
-
-class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The move under way."""
-
-    phase: str
-    leaver: str
-    joiner: str
-    """"" while none is found."""
-    epoch: int
-
-
-class WaitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How long other ranks wait for one."""
-
-    rank: int
-    node: str
-    per_step_s: float
-    """Without the time in which it waits for others itself."""
-    steps: int
-    """In how many of the last steps this was measured."""
-    is_straggler: bool = False
-    """Whether it is the one that others wait for most, and for a notable part of their step."""
-
-
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as a person wants to see it."""
-
-    job: str
-    owner: str
-    phase: str
-    epoch: int
-    step: int | None
-    world_size: int
-    slots: tuple[SlotStatus, ...]
-    standbys: tuple[StandbyStatus, ...]
-    move: MoveStatus | None
-    notes: tuple[str, ...]
-    """The last decisions and why, oldest first."""
-    outcome: str
-    """How it ended, "" before."""
-    code: int | None = None
-    """The exit code it ended with, None before."""
-    allocations: tuple[str, ...] = ()
-    """What the scheduler holds for it, the main allocation first, in a few words each."""
-    waits: tuple[WaitStatus, ...] = ()
-    """The ranks that others wait for, the worst one first."""
-    own: tuple[OwnStatus, ...] = ()
-    """How long each node's own part of a step takes, by slot; empty where it is not known."""
-    slow: str = ""
-    """Which node is slower than its peers, "" if none is."""
-    suspect: str = ""
-    """How long it has made no step, and who is to blame, if that is longer than usual."""
-    redundancy: str = ""
-    """Where a lost rank's state comes from: "replicas" or "copies"; "" before that is known."""
-    copies: int = 0
-    """On how many other nodes copies of each rank are kept, 0 if none are needed."""
-    placing: str = ""
-    """How a joiner's loader goes to its position: by batch "number", its own "state", a "replay"
-    of all before; "" before that is known."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Return the nodes on which it has ranks or standbys, by slot, standbys last."""
-        slots = [slot.node for slot in self.slots if slot.node]
-        return tuple(dict.fromkeys([*slots, *(standby.node for standby in self.standbys)]))
-
-
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the answers to requests."""
 
@@ -320,7 +243,7 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
 AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 ToController = Union[FromAgent, Heartbeat, AnyRequest]
-FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, AnyReply]
+FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, Siblings, AnyReply]
 FromWorker = Union[FromAgent, Hello, Endpoint, Pulse, Pace]
 Message = Union[ToController, FromController, FromWorker]
 

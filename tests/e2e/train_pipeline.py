@@ -1,9 +1,9 @@
 """The script of end-to-end tests in which each rank holds some of the layers: a pipeline.
 
-Two stages of different layers, `--pipelines` of them side by side: rank 0 is in the first stage,
-the last rank in the last one, and each stage's gradients are reduced between the pipelines. With
-one pipeline no rank holds what another one does. Dropout in both stages, per-rank random streams,
-AdamW, a scheduler and a shuffled loader, as in `train_small.py`.
+Two stages of different layers, or as many as `--stages` says, `--pipelines` of them side by side:
+rank 0 is in the first stage, the last rank in the last one, and each stage's gradients are reduced
+between the pipelines. With one pipeline no rank holds what another one does. Dropout in all stages,
+per-rank random streams, AdamW, a scheduler and a shuffled loader, as in `train_small.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import tmover
 
-STAGES = 2
 ROWS = 4
 MICROBATCHES = 2
 WIDTH = 16
@@ -50,9 +49,11 @@ class OfPipeline(DistributedSampler[tuple[torch.Tensor, torch.Tensor]]):
         self.rank = rank % self.num_replicas
 
 
-def layers(stage: int, hidden: int) -> nn.Module:
+def layers(stage: int, stages: int, hidden: int) -> nn.Module:
     if stage == 0:
         return nn.Sequential(nn.Linear(WIDTH, hidden), nn.LayerNorm(hidden), nn.Dropout(0.1))
+    if stage < stages - 1:
+        return nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Dropout(0.1))
     return nn.Sequential(
         nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(hidden, 1)
     )
@@ -61,14 +62,15 @@ def layers(stage: int, hidden: int) -> nn.Module:
 def put_in_line(module: nn.Module, mesh: DeviceMesh, hidden: int) -> PipelineStage:
     """Return the stage. It is told what comes in and goes out, and asks no neighbour for that."""
     index, micro = mesh.get_local_rank("stage"), ROWS // MICROBATCHES
+    is_last = index == mesh["stage"].size() - 1
     between = torch.zeros(micro, hidden, requires_grad=True)
     return PipelineStage(
         module,
         index,
-        STAGES,
+        mesh["stage"].size(),
         torch.device("cpu"),
         input_args=between if index else torch.zeros(micro, WIDTH),
-        output_args=torch.zeros(micro, 1, requires_grad=True) if index else between,
+        output_args=torch.zeros(micro, 1, requires_grad=True) if is_last else between,
         group=mesh.get_group("stage"),
     )
 
@@ -77,6 +79,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--pipelines", type=int, default=1)
     parser.add_argument("--schedule", choices=[*SCHEDULES], default="1f1b")
     parser.add_argument("--hold", nargs=2, default=None)
@@ -87,10 +90,10 @@ def main() -> None:
     arguments = parse()
     session = tmover.init(seed=7)
     mesh = init_device_mesh(
-        "cpu", (STAGES, arguments.pipelines), mesh_dim_names=("stage", "pipeline")
+        "cpu", (arguments.stages, arguments.pipelines), mesh_dim_names=("stage", "pipeline")
     )
     torch.manual_seed(mesh.get_local_rank("stage"))
-    model = layers(mesh.get_local_rank("stage"), arguments.hidden)
+    model = layers(mesh.get_local_rank("stage"), arguments.stages, arguments.hidden)
     if arguments.pipelines > 1:
         model = DistributedDataParallel(model, process_group=mesh.get_group("pipeline"))
     stage = put_in_line(model, mesh, arguments.hidden)

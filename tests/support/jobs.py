@@ -5,7 +5,9 @@ Slot i is held by agent `ai` on node `ni`, standby i is agent `si` on node `mi`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from tmover.core.events import (
     AnyEvent,
@@ -30,6 +32,7 @@ from tmover.core.events import (
 from tmover.core.job import Job, decide
 from tmover.core.orders import Action, Note
 from tmover.core.phase import Phase
+from tmover.core.roster import Agent
 
 SCHEMA = {"model": "m", "optimizer": "o"}
 
@@ -54,8 +57,15 @@ def looping(worker: str, launch: int = 1) -> Looping:
     return Looping(job="j", worker=worker, launch=launch, schema=SCHEMA)
 
 
-def warm(worker: str, launch: int = 1, schema: dict[str, str] = SCHEMA) -> Warm:
-    return Warm(job="j", worker=worker, launch=launch, schema=schema)
+def warm(
+    worker: str,
+    launch: int = 1,
+    schema: dict[str, str] = SCHEMA,
+    *,
+    cast: int = 0,
+    proof: str | None = None,
+) -> Warm:
+    return Warm(job="j", worker=worker, launch=launch, schema=schema, cast=cast, proof=proof)
 
 
 def exited(agent: str, launch: int = 1, code: int = -9, reason: str = "killed") -> Exited:
@@ -145,6 +155,11 @@ class Story:
     def workers(self, agents: Iterable[str]) -> list[str]:
         return [f"{agent}/{local}" for agent in agents for local in range(self.nproc)]
 
+    def with_agent(self, agent: Agent, **changes: Any) -> Job:
+        """Return the job with something else known of an agent."""
+        changed = dataclasses.replace(agent, **changes)
+        return dataclasses.replace(self.job, agents={**self.job.agents, agent.name: changed})
+
     def now(self) -> Phase:
         """Return the phase the job is in now."""
         return self.job.phase
@@ -187,9 +202,21 @@ class Story:
         return self
 
     def warmed(self, agent: str, launch: int = 1) -> list[Action]:
-        """Let a standby's workers come up and rehearse."""
+        """Let a standby's workers come up and rehearse, slot after slot, until they rest."""
         warms = [warm(worker, launch) for worker in self.workers([agent])]
-        return self.tell(launched(agent, launch, nproc=self.nproc), *warms)
+        actions = self.tell(launched(agent, launch, nproc=self.nproc), *warms)
+        while (known := self.job.agents.get(agent)) and known.cast and not known.is_ready:
+            actions += self.recast(agent)
+        return actions
+
+    def recast(self, agent: str, proof: str = "") -> list[Action]:
+        """Let a standby's workers rehearse the slot they were recast for."""
+        known = self.job.agents[agent]
+        proven = proof if known.prove else None
+        workers = self.workers([agent])
+        return self.tell(
+            *[warm(worker, known.launch, cast=known.cast, proof=proven) for worker in workers]
+        )
 
     def preparing(self, node: str = "n1") -> Story:
         self.training()

@@ -95,6 +95,7 @@ class Outside(Protocol):
     def work(self, worker: Process) -> None: ...
     def is_up(self, endpoint: str) -> bool: ...
     def applied(self, worker: Process, step: int) -> None: ...
+    def stored(self, worker: Process, step: int, *, rank: int, record: int) -> None: ...
     def committed(self, worker: Process, step: int, *, saves: bool) -> None: ...
 
 
@@ -105,6 +106,8 @@ class Process:
         self, uid: str, launch: int, outside: Outside, *, total: int, nproc: int, sandbox: bool
     ) -> None:
         self.uid, self.launch, self.out = uid, launch, outside
+        self.casts = 0
+        self.proof: str | None = None
         self.total, self.nproc = total, nproc
         self.stage = Stage.STANDBY if sandbox else Stage.LAUNCHED
         self.rank = Rank(step=None) if sandbox else Rank()

@@ -155,7 +155,7 @@ class Agent:
         self.boot = ""
         self.held: dict[type[Order], list[AnyOrder]] = {}
         self.rank = Rank()
-        self.launch = 0
+        self.launch = self.cast = 0
         self.sandbox = False
         self.armed: Plan | None = None
         self.prepared: Plan | None = None
@@ -244,6 +244,9 @@ class Agent:
     def act(self, order: AnyOrder) -> None:
         """Do as real workers would; what has been done already is not done again."""
         match order:
+            case Welcome() if order.launch == self.launch and order.cast > self.cast:
+                self.cast = order.cast
+                self._say_warm(proof="" if order.prove else None)
             case Welcome() if order.launch != self.launch:
                 self._launch(order)
             case Start() if self.rank.epoch < order.plan.epoch:
@@ -291,13 +294,26 @@ class Agent:
     def _launch(self, order: Welcome) -> None:
         self._kept.clear()
         self.launch, self.sandbox, self.rank = order.launch, order.sandbox, Rank()
+        self.cast = order.cast
         if order.sandbox:
             self.rank.step = None
         endpoints = tuple(f"{self.joined.address}:{40000 + i}" for i in range(self.joined.nproc))
         self.say(Launched(job=self.job, agent=self.name, launch=order.launch, endpoints=endpoints))
         if order.sandbox:
-            for worker in self.workers:
-                self.say(Warm(job=self.job, worker=worker, launch=order.launch, schema=self.schema))
+            self._say_warm()
+
+    def _say_warm(self, proof: str | None = None) -> None:
+        for worker in self.workers:
+            self.say(
+                Warm(
+                    job=self.job,
+                    worker=worker,
+                    launch=self.launch,
+                    schema=self.schema,
+                    cast=self.cast,
+                    proof=proof,
+                )
+            )
 
     def _report(self, order: Revoke) -> None:
         rank = self.rank

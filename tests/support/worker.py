@@ -21,10 +21,22 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Reported,
+    Stored,
     Verified,
     Warm,
 )
-from tmover.core.orders import Abort, AnyOrder, Arm, Assign, Done, Prepare, Revoke, Start
+from tmover.core.orders import (
+    Abort,
+    AnyOrder,
+    Arm,
+    Assign,
+    Done,
+    Prepare,
+    Revoke,
+    Start,
+    Store,
+    Welcome,
+)
 from tmover.core.rank import Resolution, Saving, Verdict, Vote
 
 TRAINING = (
@@ -54,6 +66,8 @@ class Worker(Process):
             case Revoke(epoch=epoch):
                 self.revoke(epoch)
                 self.report(epoch)
+            case Store():
+                self.store(order)
             case Assign():
                 self.assign(order)
             case Done(epoch=epoch) if epoch == self.rank.epoch:
@@ -69,6 +83,13 @@ class Worker(Process):
         self.stage = Stage.BUILDING
         self.out.work(self)
         self.look(plan)
+
+    def recast(self, order: Welcome) -> None:
+        """Run the script again as another slot's rank."""
+        assert self.stage is Stage.STANDBY, self
+        assert self.rank.epoch == 0, self
+        self.casts, self.proof = order.cast, "" if order.prove else None
+        self.out.work(self)
 
     def get_ready(self, order: Prepare) -> None:
         epoch = order.plan.epoch
@@ -119,6 +140,19 @@ class Worker(Process):
         self.reach(order.step)
         self.send_states(order.plan, order.sources)
         self.cross(order.plan)
+
+    def store(self, order: Store) -> None:
+        """Store this rank's state, and what it keeps for others, as of the step of the order."""
+        if self.stage in (Stage.COUNTING, Stage.PASSING):
+            self.turn()
+        mine = self.number(self.here)
+        self.rank = rules.revoke(self.rank, self.rank.epoch)
+        self.reach(order.step)
+        for rank in order.parts[self.uid]:
+            record = self.record if rank == mine else self.kept[order.step]
+            self.out.stored(self, order.step, rank=rank, record=record)
+        epoch, step = order.plan.epoch, order.step
+        self.out.tell(self, Stored(job="j", worker=self.uid, epoch=epoch, step=step))
 
     def reach(self, step: int) -> None:
         """Stand at the step that was decided, from what this rank holds."""
@@ -209,7 +243,15 @@ class Worker(Process):
                 self.out.work(self)
             case Stage.STANDBY if self.rank.epoch == 0 and self.target is None:
                 self.out.tell(
-                    self, Warm(job="j", worker=self.uid, launch=self.launch, schema=SCHEMA)
+                    self,
+                    Warm(
+                        job="j",
+                        worker=self.uid,
+                        launch=self.launch,
+                        schema=SCHEMA,
+                        cast=self.casts,
+                        proof=self.proof,
+                    ),
                 )
             case Stage.IDLE:
                 self.compute()

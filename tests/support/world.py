@@ -44,6 +44,7 @@ from tmover.core.orders import (
     Probe,
     Start,
     Stop,
+    Store,
     Welcome,
 )
 from tmover.core.phase import Ended, Waiting
@@ -57,7 +58,7 @@ class SimAgent:
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
         self.name, self.node = joined.agent, joined.node
-        self.launch = 0
+        self.launch = self.cast = 0
         self.workers: dict[str, Worker] = {}
         self.kept: dict[tuple[str, str], FromAgent] = {}
         self.alive = True
@@ -211,7 +212,7 @@ class World:
                 self.put(("boot", f"x{self.spares}"), None)
 
     def check_plan(self, order: AnyOrder) -> None:
-        if not isinstance(order, Start | Prepare | Assign):
+        if not isinstance(order, Start | Prepare | Assign) or isinstance(order, Store):
             return
         plan = order.plan
         assert self.plans.setdefault(plan.epoch, plan) == plan, "two worlds of one epoch"
@@ -251,9 +252,13 @@ class World:
     def hear(self, agent: SimAgent, order: AnyOrder) -> None:
         match order:
             case Welcome():
-                if order.launch > agent.launch:
+                if order.launch == agent.launch and order.cast > agent.cast:
+                    agent.cast = order.cast
+                    for worker in agent.workers.values():
+                        worker.recast(order)
+                elif order.launch > agent.launch:
                     self.end_workers(agent)
-                    agent.launch, agent.exited = order.launch, None
+                    agent.launch, agent.cast, agent.exited = order.launch, order.cast, None
                     agent.kept.clear()
                     self.put(("launch", agent.name), order)
             case Probe(probe=probe):
@@ -359,6 +364,10 @@ class World:
 
     def applied(self, worker: Process, step: int) -> None:
         assert worker.model == self.truth.models[step], f"{worker} is not where {step} leads"
+
+    def stored(self, worker: Process, step: int, *, rank: int, record: int) -> None:
+        assert worker.model == self.truth.models[step], f"{worker} stores another model"
+        assert record == self.truth.records[rank, step], f"{worker} stores other records of {rank}"
 
     def committed(self, worker: Process, step: int, *, saves: bool) -> None:
         ranks = self.saved.setdefault((worker.rank.epoch, step), {})

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from tmover import config
-from tmover.config import AgentEnvironment, Config, WorkerEnvironment
+from tmover.config import Config
+from tmover.environment import AgentEnvironment, WorkerEnvironment, own_job
 from tmover.errors import ConfigError
 
 SHIPPED = pathlib.Path(__file__).parents[2] / "conf" / "tmover.toml"
@@ -225,7 +226,7 @@ def test_the_cluster_s_controller_is_found_by_its_users(tmp_path: pathlib.Path) 
     ],
 )
 def test_a_process_knows_its_job(environ: dict[str, str], job: str | None) -> None:
-    assert config.own_job(environ) == job
+    assert own_job(environ) == job
 
 
 def test_a_configuration_that_is_given_says_where_the_cluster_s_controller_is(

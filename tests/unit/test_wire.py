@@ -39,6 +39,8 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     arguments = typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return records(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return st.builds(kind, *map(values, typing.get_type_hints(kind).values()))
     if kind is int:
         return st.integers(-(2**63), 2**64 - 1)
     if kind is float:

@@ -141,10 +141,18 @@ class Intercom:
     def _note(self, local_rank: int, message: wire.Endpoint | wire.Pulse | wire.Pace) -> None:
         if isinstance(message, wire.Endpoint):
             self._endpoints[local_rank] = message.endpoint
+            self._tell_siblings()
         elif isinstance(message, wire.Pace):
             self._paces[local_rank] = message.progress
         else:
             self.pulses[local_rank] = message
+
+    def _tell_siblings(self) -> None:
+        """Tell the workers where all of them listen, once all do."""
+        if self._introduction is not None and self.endpoints is not None:
+            job = self._introduction[1].job
+            for identity in self._ranks:
+                self._send(identity, wire.Siblings(job=job, endpoints=self.endpoints))
 
     def _send(self, identity: bytes, message: wire.FromController) -> None:
         try:

@@ -6,9 +6,9 @@ import contextlib
 import secrets
 import socket
 
-from tmover.config import AgentEnvironment
 from tmover.controller.client import read_address
 from tmover.core.events import Joined
+from tmover.environment import AgentEnvironment
 from tmover.errors import TmoverError
 
 LOOPBACK = "127.0.0.1"

@@ -23,7 +23,7 @@ from tmover.agent.launcher import Launcher
 from tmover.agent.signals import SignalPipe
 from tmover.agent.team import Team
 from tmover.agent.uplink import Uplink
-from tmover.config import AgentEnvironment, Config, is_slurm_job
+from tmover.config import Config, is_slurm_job
 from tmover.core.events import Answered, Exited, Joined, Launched, Left
 from tmover.core.orders import (
     Abort,
@@ -37,6 +37,7 @@ from tmover.core.orders import (
     Stop,
     Welcome,
 )
+from tmover.environment import AgentEnvironment
 from tmover.errors import ConfigError, ControllerUnavailable, Refused
 from tmover.process import adopt_orphans, descendants, identify, send_signal, wait_gone
 
@@ -212,6 +213,11 @@ class Agent:
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self._welcome
         is_ending = self._stop is not None or self._signal is not None
+        if self._greeting is not None and before is not None and _is_recast(welcome, before):
+            logger.info("the script is run again, for slot %s", welcome.slot)
+            self._welcome = welcome
+            self._team.introduce(self._greeting, welcome)
+            return
         if (
             self._greeting is None
             or is_ending
@@ -296,6 +302,11 @@ class Agent:
                     reason=loss.reason,
                 )
             )
+
+
+def _is_recast(welcome: Welcome, before: Welcome) -> bool:
+    """Return whether the same workers are to run the script again."""
+    return welcome.launch == before.launch and welcome.cast > before.cast
 
 
 def shell_code(code: int) -> int:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import zmq
 
 from tmover import wire
-from tmover.config import AgentConfig, AgentEnvironment
+from tmover.config import AgentConfig
 from tmover.controller.client import Channel, Connection
 from tmover.core.events import FromAgent, Joined
 from tmover.core.orders import Stop
+from tmover.environment import AgentEnvironment
 from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError
 
 logger = logging.getLogger(__name__)

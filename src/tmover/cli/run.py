@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tmover.environment import AgentEnvironment
+
 if TYPE_CHECKING:
     from tmover.agent.launcher import Launcher, WorkerCommand
 
@@ -100,7 +102,7 @@ def command(
     from tmover.agent.launcher import TorchrunLauncher, WorkerCommand, count_workers
     from tmover.agent.place import introduce
     from tmover.agent.run import run
-    from tmover.config import AgentEnvironment, load
+    from tmover.config import load
     from tmover.process import SPARED
 
     signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)  # until the agent listens to them

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tmover.cli import incidents
 from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
@@ -33,7 +34,8 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
 
     Of the jobs that have ended, the last three are shown.
 
-    Steps are the last ones applied; HEARD is the time since the node was last heard of.
+    Steps are the last ones applied; HEARD is the time since the node was last heard of. The slot of
+    a standby, in brackets, is the one it rehearses or has rehearsed last.
     """
     import msgspec
 
@@ -72,7 +74,12 @@ def render(status: JobStatus) -> str:
         lines += ["", f"a lost rank's state: {_source(status)}"]
     if status.placing in _PLACING and status.code is None:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
+    lines += _readiness(status)
+    for standby in status.standbys:
+        if standby.recorded:
+            lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
     lines += _troubles(status)
+    lines += incidents.lines(status)
     if status.allocations:
         lines += ["", *(f"  {held}" for held in status.allocations)]
     if status.notes:
@@ -86,6 +93,34 @@ def _source(status: JobStatus) -> str:
         return "each rank has a replica on another node"
     where = "another node" if status.copies == 1 else f"{status.copies} other nodes"
     return f"copies on {where}, to which all return"
+
+
+def _readiness(status: JobStatus) -> Iterator[str]:
+    """Yield which slots each warm standby can take, and at what price."""
+    for standby in status.standbys:
+        if standby.state != "warm" or not status.slots:
+            continue
+        other = [slot.slot for slot in status.slots if slot.slot not in standby.takes]
+        said = f"standby {standby.node}: takes {_slots(standby.takes)} as it is"
+        if other:
+            said += f", {_slots(other)} after a rehearsal"
+        yield from ("", said + (f": {standby.rebuilds}" if other and standby.rebuilds else ""))
+
+
+def _slots(slots: Sequence[int]) -> str:
+    """Return numbers of slots in a few words.
+
+    >>> _slots([0, 1, 2, 5]), _slots([3]), _slots([])
+    ('slots 0-2, 5', 'slot 3', 'no slot')
+    """
+    runs: list[list[int]] = []
+    for slot in slots:
+        if runs and runs[-1][-1] == slot - 1:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    named = ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+    return f"slot{'s' * (len(slots) > 1)} {named}" if slots else "no slot"
 
 
 def _troubles(status: JobStatus) -> Iterator[str]:
@@ -112,7 +147,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, ...]]:
         step = _step(slot.step)
         yield (str(slot.slot), slot.node or "-", slot.state, step, _ago(slot.heard_s), slot.agent)
     for standby in status.standbys:
-        yield ("-", standby.node, standby.state, "-", _ago(standby.heard_s), standby.agent)
+        row = (f"({standby.slot})", standby.node, standby.state, "-")
+        yield (*row, _ago(standby.heard_s), standby.agent)
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:

@@ -68,7 +68,8 @@ def command(
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
-    from tmover.config import load, own_job, state_directory
+    from tmover.config import load, state_directory
+    from tmover.environment import own_job
 
     def show(text: str) -> None:
         if sys.stdout.isatty():

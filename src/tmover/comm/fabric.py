@@ -21,7 +21,9 @@ from tmover.comm.generation import generation_of
 from tmover.comm.handshake import refusal
 from tmover.comm.mesh import Mesh
 from tmover.comm.mode import Mode as Mode
+from tmover.comm.mode import Rehearsal
 from tmover.comm.opener import Identity
+from tmover.comm.sandbox import Witness
 from tmover.comm.settling import settle
 from tmover.comm.succession import Succession
 from tmover.comm.timeouts import Timeouts
@@ -62,11 +64,13 @@ class Fabric:
         """Why no collective may be made now, "" if one may; set by the session."""
         self.caution = ""
         """What to say, once, if one is made now; set by the session."""
-        self.fault: Exception | None = None
-        """What went wrong where nobody could be told: who uses the fabric next is."""
+        self.witness: Witness | None = None
+        """Who notes what is put into collectives that are answered here, if anybody does."""
+        self.fault: Exception | None = None  # where nobody could be told: who comes next is
         self.on_broken: OnBroken | None = None
         self.on_halfway: Callable[[Kind], None] | None = None
         """Called inside a vote or a barrier, when one peer was told and the others were not."""
+        self.rehearsal: Rehearsal | None = None
         self.groups: dict[str, Running] = {}
         """By their names among processes."""
         self._identity = Identity(job, secret, uid, address)

@@ -21,9 +21,10 @@ from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.fifo import Fifo
 from tmover.comm.inbox import ANY, Answered, Message
 from tmover.comm.launch import Launches
+from tmover.comm.mode import Rehearsal
 from tmover.comm.named import NamedGroup
 from tmover.comm.p2p import Post
-from tmover.comm.tensors import device_of
+from tmover.comm.tensors import device_of, plain
 from tmover.comm.untraced import untraced
 from tmover.comm.work import Work
 from tmover.comm.world import World
@@ -103,8 +104,7 @@ class TmoverGroup(NamedGroup):
         device = device_of(result or like, opts)
         stocked = self._fabric.generation.carries(self.wire_name, device)
         if self._is_answered():
-            self._answer(ask)
-            return Work(result)
+            return self._rehearse(result, ask, opts)
         if stocked:
             return self._launches.start(
                 result,
@@ -128,9 +128,28 @@ class TmoverGroup(NamedGroup):
             self._fifo.submit(work)
         return work
 
+    def _rehearse(self, result: Any, ask: Ask, opts: Any) -> Work:
+        """Answer a collective here: in a rehearsal as well as that knows how, else anyhow."""
+        rehearsal = self._rehearsal()
+        if rehearsal is None:
+            self._answer(ask)
+            return Work(result)
+        job = rehearsal.answer(self, ask)
+        if job is None:
+            return Work(result)
+        work = Work(result, job)
+        (self._fifo.submit if getattr(opts, "asyncOp", True) else self._fifo.run)(work)
+        return work
+
+    def _rehearsal(self) -> Rehearsal | None:
+        fabric = self._fabric
+        is_tried = fabric.witness is not None  # both runs of a trial are answered alike
+        return None if is_tried or fabric.mode is not Mode.SANDBOX else fabric.rehearsal
+
     def _answer(self, ask: Ask) -> None:
+        carrier, witness = sandbox.Answers(self.rank()), self._fabric.witness
         with torch.no_grad():
-            ask(sandbox.Answers(self.rank()))
+            ask(carrier if witness is None else witness.over(carrier, self.ranks))
 
     def _is_answered(self) -> bool:
         """Return whether collectives are answered here; raise if they are refused."""
@@ -322,13 +341,18 @@ class TmoverGroup(NamedGroup):
         return self._message(tensors, ANY, tag, outgoing=False)
 
     def _message(self, tensors: Tensors, peer: int, tag: int, *, outgoing: bool) -> Work:
+        tensors = [plain(tensor) for tensor in tensors]
         self._checks.message("send" if outgoing else "recv", tensors, peer, tag)
         device = device_of(tensors, None)
         stocked = self._fabric.generation.carries(self.wire_name, device)
         world = self._world()
         if world is None:
+            if (rehearsal := self._rehearsal()) is not None:
+                return rehearsal.message(self, tensors, peer, tag, outgoing=outgoing)
             if not outgoing:
                 sandbox.invent(tensors)
+            elif self._fabric.witness is not None:
+                self._fabric.witness.note("send", (self.ranks[peer],), [tag, tensors])
             return Answered(tensors, self._source(peer))
         if stocked:
             return self._launches.start(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from tmover.comm.seam import (
     Detours,
     let_derive,
     let_find,
+    let_go,
     let_hold,
     pass_for,
     register,
@@ -31,6 +33,8 @@ from tmover.comm.seam import (
     warn_if_untested,
 )
 from tmover.errors import CallTypeError, ConfigError, Interrupted
+
+logger = logging.getLogger(__name__)
 
 _installed: Interception | None = None
 
@@ -101,10 +105,11 @@ class Interception:
         return group
 
     def note(self, name: str, ranks: Sequence[int]) -> dict[str, Any]:
-        """Take note of a new group; return its store, and its name among processes."""
-        wire_name = self.fabric.wiring.new_name(name)
+        """Take note of a new group; return its store, its name among processes, and its order."""
+        wire_name, own = self.fabric.wiring.new_name(name), self.fabric.rank
+        order = sum(own in group.ranks for group in self.made)
         self.made.append(Membership(name, tuple(ranks), wire_name))
-        return {"store": HashStore(), "wire_name": wire_name}
+        return {"store": HashStore(), "wire_name": wire_name, "order": order}
 
 
 def install(fabric: Fabric) -> None:
@@ -127,6 +132,21 @@ def uninstall() -> None:
         dist.destroy_process_group()
     _installed.restore()
     _installed = None
+
+
+def dismantle() -> None:
+    """Forget every group: the script is to be run again, and makes them anew by the same names."""
+    made = _get()
+    fabric = made.fabric
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for group in list(fabric.groups.values()):
+        group.close()
+    fabric.groups.clear()
+    made.made.clear()
+    fabric.wiring.forget_names()
+    fabric.attempt_open, fabric.refusal, fabric.caution, fabric.fault = False, "", "", None
+    let_go()
 
 
 def rebind(rank: int) -> None:
@@ -237,7 +257,10 @@ def _carry_objects(name: str, answer: Synthetic, *args: Any, **kwargs: Any) -> A
     if not isinstance(group, TmoverGroup):
         return made.original(name)(*args, **kwargs)
     if made.fabric.mode is Mode.SANDBOX:
-        return answer(*args, **kwargs)
+        if made.fabric.witness is not None:
+            made.fabric.witness.note(name, group.ranks, args)
+            return answer(*args, **kwargs)
+        return _rehearse_objects(made, group, name, answer, args, kwargs)
     if made.fabric.mode is Mode.REVOKED:
         msg = f"{name}: the world is revoked, this attempt will not be kept"
         raise Interrupted(msg)
@@ -246,6 +269,30 @@ def _carry_objects(name: str, answer: Synthetic, *args: Any, **kwargs: Any) -> A
         return made.original(name)(*args, **kwargs)
     finally:
         group.strict = False
+
+
+def _rehearse_objects(
+    made: Interception,
+    group: TmoverGroup,
+    name: str,
+    answer: Synthetic,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Answer an object collective with what others have said, if that is known; else make it up.
+
+    What is unpickled then is what ranks of this job have pickled.
+    """
+    rehearsal = made.fabric.rehearsal
+    if rehearsal is not None and rehearsal.expects(group):
+        group.strict = True  # what is not known is not made up
+        try:
+            return made.original(name)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - half of it was made up: it can be anything
+            logger.warning("%s is answered with what this rank has: %s", name, error)
+        finally:
+            group.strict = False
+    return answer(*args, **kwargs)
 
 
 def _answer_gather(object_list: list[Any], obj: Any, *_args: Any, **_kwargs: Any) -> None:

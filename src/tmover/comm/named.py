@@ -25,6 +25,7 @@ class NamedGroup(Unbacked):
         rank: int,
         store: Any,
         wire_name: str = "",
+        order: int = 0,
     ) -> None:
         super().__init__(ranks.index(rank), len(ranks))  # with a store it refuses subclasses
         self.ranks = tuple(ranks)
@@ -37,6 +38,8 @@ class NamedGroup(Unbacked):
         self._name = name
         self.wire_name = wire_name or name
         """Its own for ever: torch gives a name again once the group is destroyed."""
+        self.order = order
+        """Its number among the groups of this rank, as they were made."""
         self._desc = "undefined"
 
     # --- identity ---------------------------------------------------------------------------------
@@ -45,6 +48,11 @@ class NamedGroup(Unbacked):
         """Hold another rank of the world, in the group that takes the place of this one there."""
         self.ranks, self.wire_name = tuple(ranks), wire_name
         self._group_rank = self.ranks.index(rank)
+
+    @property
+    def is_answered_for_another(self) -> bool:
+        """Whether what comes may be what another rank has got, as in a rehearsal."""
+        return self._fabric.rehearsal is not None
 
     def rank(self) -> int:
         """Return this process's rank in the group."""

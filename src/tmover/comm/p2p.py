@@ -14,14 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 import torch
 
-from tmover.comm.fabric import Fabric
 from tmover.comm.idle import IDLE
 from tmover.comm.inbox import ANY, Message
 from tmover.comm.latch import Bell
 from tmover.comm.routes import Routes
+from tmover.comm.wiring import Wiring
 from tmover.errors import Interrupted, LinkError
 
 _GRACE_S = 0.002
@@ -32,10 +33,29 @@ _GLANCES = 200
 """Who waits looks so often before it sleeps: to be woken costs more than most messages take."""
 
 
+class Ground(Protocol):
+    """Where messages are sent from: the fabric, or what a standby's rehearsal has for one."""
+
+    attempt_open: bool
+    """Whether a message that is given up is answered with what nobody keeps."""
+    fault: Exception | None
+    """What went wrong where nobody could be told."""
+
+    @property
+    def wiring(self) -> Wiring:
+        """All sockets of this process."""
+
+    def observe(self, epoch: int, peers: tuple[str, ...], reason: str) -> None:
+        """Take note that links broke."""
+
+    def revoke(self, epoch: int, reason: str) -> None:
+        """Take note that an epoch is over."""
+
+
 class Post:
     """The messages of one group. Private methods below `_turn` are called by whoever drives."""
 
-    def __init__(self, fabric: Fabric, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, fabric: Ground, name: str, ranks: tuple[int, ...]) -> None:
         self._fabric = fabric
         self._name = name
         self._ranks = ranks

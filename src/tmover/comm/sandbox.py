@@ -7,11 +7,21 @@ tensor as it is, a gathering repeats it, a scattering takes the own part of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 Tensors = list[torch.Tensor]
+
+
+class Witness(Protocol):
+    """Who notes what would have been said."""
+
+    def note(self, operation: str, ranks: Sequence[int], value: Any) -> None:
+        """Note a word to those ranks of the world."""
+
+    def over(self, carrier: Any, ranks: Sequence[int]) -> Any:
+        """Return what does as `carrier`, and notes what is put into each collective."""
 
 
 class Answers:

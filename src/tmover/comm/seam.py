@@ -11,6 +11,7 @@ import gc
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,13 +101,38 @@ def let_hold(group: Any, ranks: Sequence[int]) -> None:
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
 
 
+_MESHES = ("torch.distributed.device_mesh", "DeviceMesh")
+_STAGES = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
+_ZERO = ("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer")
+_PLACES = ("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
+_left: list[weakref.ref[Any]] = []
+"""What a script that was run before has made and something keeps alive: it is nobody's."""
+
+
 def alive(module: str, name: str) -> list[Any]:
-    """Return the instances of a class of torch's in this process.
+    """Return the instances of a class of torch's in this process, those left over apart.
 
     By their type: `isinstance` asks each object for its class, and some answer with a warning.
     """
     kind = loaded(module, name)
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)] if kind else []
+    if not kind:
+        return []
+    left = {id(each) for ref in _left if (each := ref()) is not None}
+    return [
+        each for each in gc.get_objects() if issubclass(type(each), kind) and id(each) not in left
+    ]
+
+
+def let_go() -> None:
+    """Take everything alive that has a rank for left over from a script that has ended."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()  # it keeps compiled code with what that refers to; files of it stay
+    gc.collect()
+    for mesh in alive(*_MESHES):
+        mesh._thread_id = -id(mesh)  # else DTensor would find what it keeps for an equal mesh
+    found = [each for kind in (_MESHES, _STAGES, _ZERO, _PLACES) for each in alive(*kind)]
+    _left[:] = [ref for ref in _left if ref() is not None] + [weakref.ref(each) for each in found]
 
 
 def let_derive(rank: int) -> None:
@@ -116,15 +142,13 @@ def let_derive(rank: int) -> None:
     share. Whoever has hidden one from the garbage collector (`gc.freeze`) is found out when it is
     to receive state.
     """
-    for zero in alive(
-        "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
-    ):
+    for zero in alive(*_ZERO):
         zero.rank, zero.global_rank = zero.process_group.rank(), rank
         zero._init_local_optimizer()
-    for mesh in alive("torch.distributed.device_mesh", "DeviceMesh"):
+    for mesh in alive(*_MESHES):
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    for info in alive("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo"):
+    for info in alive(*_PLACES):
         for way in ("shard", "replicate"):
             group = getattr(info, f"{way}_process_group", None)
             if group is not None:
@@ -133,8 +157,7 @@ def let_derive(rank: int) -> None:
 
 def stages_built() -> list[int]:
     """Return the numbers of the pipeline stages alive in this process."""
-    stages = alive("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    return sorted(stage.stage_index for stage in stages)
+    return sorted(stage.stage_index for stage in alive(*_STAGES))
 
 
 class Detours:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tmover.errors import CallError, UnsupportedError
 from tmover.memory import view as view
@@ -23,6 +24,9 @@ _DTYPES = {
         start=1,
     )
 }  # fmt: skip
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Reduction(NamedTuple):
@@ -85,8 +89,23 @@ def device_of(tensors: Any, opts: Any) -> str:
     return device.type if device is not None else "cpu"
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself; of a functional collective's result, what that has come to.
+
+    Raises `UnsupportedError` for other wrappers of tensors, which have no memory of their own.
+    """
+    if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
+        return tensor
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        result: torch.Tensor = tensor.trigger_wait()
+        return result
+    msg = f"a `{type(tensor).__name__}` cannot be sent: send its local part"
+    raise UnsupportedError(msg)
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's elements as a contiguous row: an alias where possible, else a copy."""
+    tensor = plain(tensor)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         what = tensor.layout if tensor.layout is not torch.strided else tensor.device.type
         msg = f"collectives move dense CPU tensors only, not {what}"

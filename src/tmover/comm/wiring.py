@@ -201,6 +201,10 @@ class Wiring:
         self._made[group] += 1
         return group if self._made[group] == 1 else f"{group}#{self._made[group]}"
 
+    def forget_names(self) -> None:
+        """Let all names come again: what was called by them is gone, and nothing was sent yet."""
+        self._made.clear()
+
     def end_group(self, group: str, links: Iterable[Link]) -> None:
         """Close the links of a group that is destroyed, and those that nobody took."""
         for link in links:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Container, Iterable
@@ -88,7 +89,7 @@ class Controller:
         self._intake = Intake(state, desk, allocations)
         poll_s = config.controller.poll_s
         self._suspects = Suspects(config.controller, self._presence)
-        self._views = Views(desk, self._presence, self._suspects)
+        self._views = Views(desk, self._presence, self._suspects, config.deadlines.node_s)
         self._watch = Watch(
             scheduler, poll_s=poll_s, agents_on=self._views.local_agents, post=self.post
         )
@@ -381,15 +382,15 @@ class Controller:
 
     def _arm(self, deadline: ArmDeadline, *, extra_s: float = 0.0) -> None:
         passed = DeadlinePassed(job=deadline.job, wait=deadline.wait, epoch=deadline.epoch)
-        seconds = self._wait_s(deadline.wait) + extra_s
+        ago_s = time.time() - deadline.since if deadline.since else 0.0
+        seconds = max(0.0, self._wait_s(deadline.wait) - ago_s) + extra_s
         if passed in self._timers:
             self._timers.pop(passed).cancel()
         loop = asyncio.get_running_loop()
         self._timers[passed] = loop.call_later(seconds, self.post, passed)
 
     def _wait_s(self, wait: Wait) -> float:
-        seconds: float = getattr(self._config.deadlines, f"{wait.value}_s")
-        return seconds
+        return float(getattr(self._config.deadlines, f"{wait.value}_s")) or math.inf
 
     # --- small things -----------------------------------------------------------------------------
 

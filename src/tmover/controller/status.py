@@ -15,15 +15,21 @@ from tmover.controller.stragglers import progress_of
 from tmover.controller.suspects import Suspects
 from tmover.core.progress import lateness, straggler
 from tmover.core.roster import Job
-from tmover.core.view import MoveView, SlotView, StandbyView, view
+from tmover.core.view import MoveView, SlotView, StandbyView, WaitView, view
 from tmover.errors import Refused
 from tmover.scheduler.interface import Allocation
+
+_THEN = "the survivors store a checkpoint, and the job ends with exit code 75"
 
 
 class Views:
     """Looks at all jobs of a controller."""
 
-    def __init__(self, desk: Desk, presence: Presence, suspects: Suspects) -> None:
+    def __init__(
+        self, desk: Desk, presence: Presence, suspects: Suspects, node_s: float = 0.0
+    ) -> None:
+        """`node_s`: how long a job stands still for want of a node, 0 is for ever."""
+        self._node_s = node_s
         self._desk = desk
         self._ledgers = desk.ledgers
         self._presence = presence
@@ -37,7 +43,7 @@ class Views:
 
     def of(self, job: str) -> wire.JobStatus:
         """Return the status of one job."""
-        status = of(self._ledgers[job], self._presence)
+        status = of(self._ledgers[job], self._presence, node_s=self._node_s)
         held = self.allocation(job)
         shown = () if held is None else (held.text, *held.standbys)
         suspect = self._suspects.of(job)
@@ -66,7 +72,9 @@ class Views:
         return [who for who in on_node if not self._ledgers[who.job].job.allocated]
 
 
-def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.JobStatus:
+def of(
+    ledger: Ledger, presence: Presence, now: float | None = None, *, node_s: float = 0.0
+) -> wire.JobStatus:
     """Return the job's status. `now` is the clock of `presence`."""
     now = time.monotonic() if now is None else now
     shown = view(ledger.job)
@@ -91,7 +99,18 @@ def of(ledger: Ledger, presence: Presence, now: float | None = None) -> wire.Job
         redundancy=shown.redundancy,
         copies=shown.copies,
         placing=shown.placing,
+        waiting=_waiting(shown.waiting, node_s),
+        incidents=shown.incidents,
         waits=() if shown.code is not None else _waits(ledger.job, presence),
+    )
+
+
+def _waiting(shown: WaitView | None, node_s: float) -> wire.WaitingStatus | None:
+    if shown is None:
+        return None
+    until = shown.since + node_s if node_s else None
+    return wire.WaitingStatus(
+        since=shown.since, slots=shown.slots, tried=shown.tried, until=until, then=_THEN
     )
 
 
@@ -124,7 +143,15 @@ def _slot(slot: SlotView, seen: Seen | None, now: float) -> wire.SlotStatus:
 
 def _standby(standby: StandbyView, seen: Seen | None, now: float) -> wire.StandbyStatus:
     return wire.StandbyStatus(
-        node=standby.node, agent=standby.agent, state=standby.state, heard_s=_heard(seen, now)
+        node=standby.node,
+        agent=standby.agent,
+        state=standby.state,
+        heard_s=_heard(seen, now),
+        slot=standby.slot,
+        takes=standby.takes,
+        rehearsed=standby.rehearsed,
+        rebuilds=standby.rebuilds,
+        recorded=standby.recorded,
     )
 
 

@@ -96,7 +96,28 @@ class Draft:
                 sandbox=sandbox,
                 endpoints=(),
                 schemas={},
+                recorded={},
                 exit=None,
+                cast=0,
+                prove=False,
+                rehearsed=frozenset(),
+                proofs={},
+            )
+        )
+
+    def recast(self, agent: Agent, *, slot: int, prove: bool) -> None:
+        """Have the processes of a warm standby rehearse another slot.
+
+        With `prove` they first try to become its ranks in place.
+        """
+        self.greet(
+            dataclasses.replace(
+                agent,
+                cast=agent.cast + 1,
+                slot=slot,
+                schemas={},
+                prove=prove,
+                proofs={} if prove else agent.proofs,
             )
         )
 
@@ -176,6 +197,8 @@ def welcome(job: Job, agent: Agent) -> Welcome:
         nnodes=job.nnodes,
         nproc=job.nproc,
         sandbox=agent.sandbox,
+        cast=agent.cast,
+        prove=agent.prove,
     )
 
 

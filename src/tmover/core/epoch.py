@@ -8,7 +8,7 @@ and only the reports tell. Blame is settled meanwhile, so that it is known who t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Union
 
 from tmover.core import blame
@@ -29,7 +29,7 @@ from tmover.core.phase import (
     Training,
 )
 from tmover.core.roster import Job
-from tmover.core.standby import move_of
+from tmover.core.standby import candidates, move_of
 
 Revoked = Union[Accusing, Reporting]
 ATTEMPTS = 3
@@ -143,18 +143,31 @@ def report(draft: Draft, event: Reported) -> None:
 def settle_blame(draft: Draft, loss: Loss) -> None:
     """Say who is lost, as far as that is certain; wait no longer if it explains everything."""
     for name, reason in blame.outvoted(loss.accusations, living(draft.job, loss)).items():
-        draft.lose(name, reason)
+        if not _may_have_its_workers_back(draft.job, name):
+            draft.lose(name, reason)
     left = living(draft.job, loss)
     is_explained = not blame.unexplained(loss.accusations, left)
     if is_explained and len(left) < len(_parties(draft.job, loss)):
         _ask_survivors(draft, loss)
 
 
+def _may_have_its_workers_back(job: Job, name: str) -> bool:
+    """Return whether an agent that all accuse is given time to say that only its workers ended.
+
+    They could begin again on its node then, which is of use if no standby is warm. A process whose
+    links are closed may take a moment to be gone, so that its agent still answers for it.
+    """
+    return name in job.slots and not candidates(job, job.slots.index(name))
+
+
 def hear_no_more(draft: Draft, loss: Loss) -> None:
     """Say who is lost now that the time for accusations and answers is over."""
     job, alive = draft.job, living(draft.job, loss)
     heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
-    lost = blame.silent(loss.accusations, alive, heard)
+    lost: Mapping[str, str] = {
+        **blame.outvoted(loss.accusations, alive),
+        **blame.silent(loss.accusations, alive, heard),
+    }
     lost = lost or blame.unsound(loss.accusations, alive, job.relinked, draft.at)
     for name, reason in lost.items():
         draft.lose(name, reason)

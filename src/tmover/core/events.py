@@ -19,6 +19,8 @@ NO_STEP = -1
 """The step of a rank that has applied none."""
 CARRIED_ALONG = 75
 """Exit code of workers whose script ended because another rank was lost (`EX_TEMPFAIL`)."""
+REQUEUE = 75
+"""The exit code of a job that no node came for: the same might go well later (`EX_TEMPFAIL`)."""
 SETTLED = 1
 """The first step after which a world can change hands, counted from the run's first.
 
@@ -40,6 +42,8 @@ class Wait(str, enum.Enum):
     PREPARE = "prepare"
     SWITCH = "switch"
     STANDBY = "standby"
+    NODE = "node"
+    STORE = "store"
 
 
 class Placing(str, enum.Enum):
@@ -144,6 +148,13 @@ class Warm(Event, frozen=True, kw_only=True):
     worker: str
     launch: int
     schema: dict[str, str]
+    cast: int = 0
+    """How often it was told to run the script again before it rehearsed."""
+    proof: str | None = None
+    """What has come of the proof that it can become another rank in place: "" if it can, else why
+    not; None if there was none."""
+    recorded: str = ""
+    """What its rehearsal was answered from, for people."""
 
 
 class Prepared(Event, frozen=True, kw_only=True):
@@ -175,6 +186,10 @@ class Verified(Event, frozen=True, kw_only=True):
     worker: str
     epoch: int
     step: int
+    connect_s: float = 0.0
+    """How long it took to open its links, in seconds."""
+    receive_s: float = 0.0
+    """How long it took from there until the state was here and verified, in seconds."""
 
 
 class Passed(Event, frozen=True, kw_only=True):
@@ -183,6 +198,27 @@ class Passed(Event, frozen=True, kw_only=True):
     worker: str
     epoch: int
     step: int
+
+
+class Stepped(Event, frozen=True, kw_only=True):
+    """Rank 0's worker has applied the first step of `epoch`, and so have all."""
+
+    worker: str
+    epoch: int
+    step: int
+
+
+class Stored(Event, frozen=True, kw_only=True):
+    """What the worker was told to store in `epoch` is on disk, or cannot be.
+
+    Whoever stores the part of rank 0 says so when the checkpoint is whole.
+    """
+
+    worker: str
+    epoch: int
+    step: int
+    reason: str = ""
+    """Why there is no checkpoint of it, "" if there is."""
 
 
 class Broken(Event, frozen=True, kw_only=True):
@@ -334,8 +370,9 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 
 AnyEvent = Union[
     Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
-    Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested, NodeReady,
-    CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, Straggling, DeadlinePassed,
+    Stepped, Stored, Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested,
+    NodeReady, CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, Straggling,
+    DeadlinePassed,
 ]  # fmt: skip
 Outside = (
     Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | StandbysGone
@@ -343,10 +380,11 @@ Outside = (
 )  # fmt: skip
 """What people, the scheduler and suspicion say."""
 OfMoves = Union[
-    Prepared, PrepareFailed, Entered, Verified, Passed, Broken, Reported, Finished, Answered,
+    Prepared, PrepareFailed, Entered, Verified, Passed, Stepped, Broken, Reported, Finished,
+    Answered,
 ]  # fmt: skip
 """What workers and agents say of moves and failures."""
 FromAgent = Union[
     Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
-    Broken, Reported, Finished, Exited, Left, Answered,
+    Stepped, Stored, Broken, Reported, Finished, Exited, Left, Answered,
 ]  # fmt: skip

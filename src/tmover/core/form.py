@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from tmover.core import standby
+from tmover.core import roles, standby
 from tmover.core.draft import RELEASED, Draft
 from tmover.core.events import NO_STEP, Joined, Placing, Submitted, Wait
 from tmover.core.orders import Start
@@ -75,7 +75,7 @@ def join(draft: Draft, event: Joined) -> None:
             node=event.node,
             address=event.address,
             launch=1,
-            slot=job.nnodes - 1 if slot is None else slot,
+            slot=standby.first_stop(job) if slot is None else slot,
             sandbox=slot is None,
         )
     )
@@ -127,7 +127,8 @@ def finish(draft: Draft) -> None:
         for slot, name in enumerate(job.slots)
         for rank, worker in enumerate(job.workers([name]), start=slot * job.nproc)
     }
-    draft.set(phase=Training(), schemas=schemas, stumbles=0, held=job.in_force)
+    found = roles.found(schemas, job.nproc)
+    draft.set(phase=Training(), schemas=schemas, roles=found, stumbles=0, held=job.in_force)
     draft.note(f"all {len(schemas)} ranks train in epoch {job.in_force}")
 
 
@@ -143,6 +144,7 @@ def restart(draft: Draft, why: str) -> None:
         unreleased={},
         reports={},
         schemas={},
+        roles=(),
         keepers=(),
         copies=0,
         placing=Placing.UNKNOWN,

@@ -13,8 +13,9 @@ After a restart it replays the journal, carries out the last event's actions aga
 from __future__ import annotations
 
 from tmover.core import epoch as epochs
-from tmover.core import form, move, recover, standby, straggler
-from tmover.core.draft import Draft, welcome
+from tmover.core import form, move, recover, standby, straggler, timeline, waiting
+from tmover.core.again import resume, wake
+from tmover.core.draft import Draft
 from tmover.core.events import (
     CANCELLED,
     Answered,
@@ -37,12 +38,12 @@ from tmover.core.events import (
     Outside,
     Passed,
     Placing,
-    Plan,
     Prepared,
     PrepareFailed,
     Reported,
     Sharing,
     StandbysGone,
+    Stored,
     Straggling,
     Stuck,
     Submitted,
@@ -50,21 +51,7 @@ from tmover.core.events import (
     Wait,
     Warm,
 )
-from tmover.core.orders import (
-    Abort,
-    Action,
-    AnyEffect,
-    AnyOrder,
-    Arm,
-    ArmDeadline,
-    Assign,
-    Done,
-    Prepare,
-    Probe,
-    Revoke,
-    Start,
-    Stop,
-)
+from tmover.core.orders import Action, Stop
 from tmover.core.phase import (
     Accusing,
     Armed,
@@ -75,6 +62,7 @@ from tmover.core.phase import (
     Recovering,
     Reporting,
     Starting,
+    Storing,
     Switching,
     Training,
     Waiting,
@@ -82,8 +70,6 @@ from tmover.core.phase import (
 from tmover.core.roster import Agent, Exit, Job, Ordered, is_own_error
 
 __all__ = ["CANCELLED", "Job", "decide", "resume", "wake"]
-
-_NOWHERE = Plan(epoch=0, members=())
 
 
 def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
@@ -104,9 +90,12 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         _hear_of_launch(draft, event)
     elif isinstance(event, Outside):
         _hear_outside(draft, event)
+    elif isinstance(event, Stored):
+        waiting.stored(draft, event)
     else:
         _hear_worker(draft, event)
     _follow(draft)
+    timeline.keep(draft, job, event)
     return draft.job, draft.actions
 
 
@@ -142,10 +131,11 @@ def _hear_of_launch(draft: Draft, event: Launched | Looping | Sharing | Warm | E
             draft.set(placing=placing, begun=event.step)
         case Sharing(keepers=keepers, copies=copies) if not agent.sandbox:
             draft.set(keepers=keepers, copies=0 if keepers else copies)
-        case Warm(worker=worker, schema=schema) if agent.sandbox:
-            draft.put(agent, schemas={**agent.schemas, worker: schema})
+        case Warm(cast=cast) if agent.sandbox and cast == agent.cast:
+            standby.hear_warm(draft, agent, event)
         case Exited(code=code, reason=reason):
-            draft.put(agent, exit=_exit(job, agent, code, reason), failures=agent.failures + 1)
+            end = _exit(job, agent, code, reason)
+            standby.hear_exit(draft, agent, end)
             draft.forget(agent.name)
 
 
@@ -232,6 +222,8 @@ def _hear_clock(draft: Draft, event: DeadlinePassed) -> None:
             epochs.give_up_silent(draft, phase.loss)
     if wait is Wait.STANDBY:
         _await_no_order(draft, epoch)
+    elif wait in (Wait.NODE, Wait.STORE):
+        waiting.hear_clock(draft, wait, epoch)
 
 
 def _await_no_order(draft: Draft, epoch: int) -> None:
@@ -293,105 +285,7 @@ def _advance_failure(draft: Draft) -> None:
             recover.advance(draft, loss)
         case Waiting(loss=loss):
             recover.go_on(draft, loss)
+        case Storing() as phase:
+            waiting.advance(draft, phase)
         case Recovering() as phase:
             recover.advance_recovering(draft, phase)
-
-
-# --- after a restart, or a new connection ---------------------------------------------------------
-
-
-def resume(job: Job, agent: str) -> list[AnyOrder]:
-    """Return the orders that bring an agent which may have missed some to where it should be."""
-    if agent in job.gone:
-        code, reason = job.gone[agent]
-        return [Stop(job=job.name, agent=agent, code=code, reason=reason)]
-    known = job.agents.get(agent)
-    if known is None:
-        return []
-    if isinstance(job.phase, Ended):
-        return [Stop(job=job.name, agent=agent, code=job.phase.code, reason=job.phase.reason)]
-    return [welcome(job, known), *_aborts(job, agent), *_standing_orders(job, agent)]
-
-
-def wake(job: Job) -> list[AnyEffect]:
-    """Return the deadlines that run in this state, for a controller that was started again."""
-    due: list[tuple[Wait, int]] = []
-    match job.phase:
-        case Forming(since=since) if not form.is_pending(job):
-            due = [(Wait.FORM, since)]
-        case Starting():
-            due = [(Wait.FORM, job.in_force)]
-        case Preparing(move=m) | Armed(move=m):
-            due = [(Wait.PREPARE, m.epoch)]
-        case Switching(move=m):
-            due = [(Wait.SWITCH, m.epoch)]
-        case Recovering():
-            due = [(Wait.SWITCH, job.in_force)]
-        case Accusing(loss=loss):
-            due = [(Wait.ACCUSE, loss.epochs[-1]), (Wait.REPORT, loss.epochs[-1])]
-        case Reporting(loss=loss):
-            due = [(Wait.REPORT, loss.epochs[-1])]
-    if job.ordered.nodes and not isinstance(job.phase, Ended):
-        due.append((Wait.STANDBY, job.ordered.epoch))
-    return [ArmDeadline(job=job.name, wait=wait, epoch=epoch) for wait, epoch in due]
-
-
-def _aborts(job: Job, agent: str) -> list[AnyOrder]:
-    """Return the end of every planned move beyond the world in force that came to nothing."""
-    planned = standby.move_of(job)
-    burnt = range(job.in_force + 1, job.epoch + 1 if planned is None else planned.epoch)
-    return [
-        Abort(job=job.name, agent=agent, epoch=epoch, reason="it came to nothing")
-        for epoch in burnt
-        if not isinstance(job.phase, Forming)
-    ]
-
-
-def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
-    """Return what this phase asks of the agent."""
-    if agent not in standby.placed(job):
-        return []
-    orders: list[AnyOrder] = []
-    name, plan = job.name, job.plan or _NOWHERE
-    match job.phase:
-        case Starting():
-            orders = [Start(job=name, agent=agent, plan=plan)]
-        case Training():
-            orders = [Done(job=name, agent=agent, epoch=job.in_force)]
-        case Preparing(move=m) | Armed(move=m) | Switching(move=m):
-            orders = [
-                Prepare(
-                    job=name,
-                    agent=agent,
-                    plan=m.plan,
-                    sources=dict(m.sources),
-                    helpers=dict(m.helpers),
-                )
-            ]
-            if not isinstance(job.phase, Preparing):
-                orders.append(Arm(job=name, agent=agent, epoch=m.epoch))
-        case Accusing(loss=loss) | Reporting(loss=loss) | Waiting(loss=loss):
-            why = "it is to be reported on"
-            orders = [
-                Revoke(job=name, agent=agent, epoch=epoch, reason=why)
-                for epoch in loss.epochs
-                if agent in epochs.concerned(job, loss, epoch)
-            ]
-            if any(agent == w.rpartition("/")[0] for pair in loss.accusations for w in pair):
-                orders.append(Probe(job=name, agent=agent, probe=loss.epochs[0]))
-        case Recovering(step=step, sources=sources, helpers=helpers, relink=relink) if (
-            agent in job.slots
-        ):
-            orders = [
-                Assign(
-                    job=name,
-                    agent=agent,
-                    plan=plan,
-                    step=step,
-                    sources=dict(sources),
-                    helpers=dict(helpers),
-                    relink=relink,
-                    back=job.copies > 0,
-                )
-            ]
-    return orders

@@ -22,7 +22,11 @@ class Order(Record, frozen=True, kw_only=True):
 
 
 class Welcome(Order, frozen=True, kw_only=True):
-    """Tells an agent who it is. A changed `launch` means: end the workers and start them afresh."""
+    """Tells an agent who it is. A changed `launch` means: end the workers and start them afresh.
+
+    A higher `cast` of the same launch means: the workers of this standby, which have rehearsed and
+    wait, run the script again, for another slot.
+    """
 
     launch: int
     slot: int
@@ -30,6 +34,10 @@ class Welcome(Order, frozen=True, kw_only=True):
     nnodes: int
     nproc: int
     sandbox: bool
+    cast: int = 0
+    """How often the workers of this launch were told to run the script again."""
+    prove: bool = False
+    """Whether before that they try to become the ranks of the new slot in place."""
 
 
 class Start(Order, frozen=True, kw_only=True):
@@ -83,6 +91,16 @@ class Assign(Order, frozen=True, kw_only=True):
     """Whether all return to the copies of `step`, also those that stand there or beyond."""
 
 
+class Store(Assign, frozen=True, kw_only=True):
+    """Bring your state to `step`, and write your parts of a checkpoint; then wait to be ended.
+
+    It assigns a world without members: what is asked last of survivors for whom no node has come.
+    """
+
+    parts: dict[str, tuple[int, ...]]
+    """The ranks whose parts each worker writes, its own first."""
+
+
 class Done(Order, frozen=True, kw_only=True):
     """Every rank has passed `epoch`: close what belonged to the world before."""
 
@@ -102,7 +120,7 @@ class Stop(Order, frozen=True, kw_only=True):
     reason: str
 
 
-AnyOrder = Union[Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Done, Probe, Stop]
+AnyOrder = Union[Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Store, Done, Probe, Stop]
 
 
 # --- effects: what the controller does itself -----------------------------------------------------
@@ -116,6 +134,8 @@ class ArmDeadline(Record, frozen=True, kw_only=True):
 
     wait: Wait
     epoch: int
+    since: float = 0.0
+    """From when it runs, by the controller's wall clock; 0 is now."""
 
 
 class EndNode(Record, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
     forming -> training -> preparing -> armed -> switching -> training       a planned move
                training -> revoked -> switching -> training                  a failure
                            revoked -> waiting -> switching                   without a standby
+                                      waiting -> ended                       and without a node
                            revoked -> forming                                before the first vote
 
 Every phase can end in `Ended`. `docs/architecture.md` draws all changes of phase.
@@ -159,6 +160,24 @@ class Waiting:
 
     stage: ClassVar[Stage] = Stage.WAITING
     loss: Loss
+    since: float = 0.0
+    """The controller's wall clock when the wait began."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Storing:
+    """No node has come in time. The survivors write what they hold; then the job ends."""
+
+    stage: ClassVar[Stage] = Stage.WAITING
+    epoch: int
+    """It forms no world: it only revokes those before."""
+    step: int
+    parts: Mapping[str, tuple[int, ...]]
+    """The ranks whose parts each worker writes."""
+    back: bool
+    """Whether all return to the copies of `step`."""
+    why: str
+    """Why the job ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,5 +205,5 @@ class Ended:
 
 Phase = Union[
     New, Forming, Starting, Training, Preparing, Armed, Switching, Accusing, Reporting, Waiting,
-    Recovering, Ended,
+    Storing, Recovering, Ended,
 ]  # fmt: skip

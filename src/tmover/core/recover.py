@@ -8,15 +8,15 @@ gradients. Once decided it stands, whoever is lost after that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from tmover.core import blame, copies, form, links, move, replicas, standby
+from tmover.core import blame, form, holders, links, move, standby, waiting
 from tmover.core import epoch as epochs
-from tmover.core.draft import UNFIT, Draft
+from tmover.core.draft import Draft
 from tmover.core.events import NO_STEP, SETTLED, Wait
 from tmover.core.orders import Abort, Assign
-from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting, Waiting
-from tmover.core.roster import Job, worker_of
+from tmover.core.phase import Accusation, Loss, Move, Recovering, Reporting
+from tmover.core.roster import Job
 
 
 def advance(draft: Draft, loss: Loss) -> None:
@@ -68,7 +68,7 @@ def go_on(draft: Draft, loss: Loss) -> None:
     job, vacant = draft.job, draft.job.vacant()
     if _all_gave_up(draft) or (not vacant and form.stumbled(draft)):
         return
-    step = _copied_step(job, loss) if job.copies else decided_step(job, loss)
+    step = holders.step_of(job, loss)
     after = NO_STEP if step is None or step == job.begun else step
     if form.crashed(draft, vacant, after) or form.broke_again(draft, vacant, after):
         return
@@ -82,7 +82,7 @@ def go_on(draft: Draft, loss: Loss) -> None:
         return
     draft.set(floor=None if job.copies else step)
     _take_back(draft)
-    forgotten = () if job.copies else _forgotten(draft.job, step)
+    forgotten = () if job.copies else holders.forgotten(draft.job, step)
     if forgotten:
         names = ", ".join(str(slot) for slot in forgotten)
         form.restart(draft, f"the records of slot {names} are lost with the node that kept them")
@@ -90,26 +90,9 @@ def go_on(draft: Draft, loss: Loss) -> None:
     _fill(draft)
     missing = draft.job.vacant()
     if missing:
-        _wait(draft, loss, missing)
+        waiting.begin(draft, loss, missing)
     else:
         _assign(draft, loss, step)
-
-
-def decided_step(job: Job, loss: Loss) -> int | None:
-    """Return the step all will stand at, or None if nobody is left that holds the state."""
-    found = job.standings(job.workers(epochs.living(job, loss)))
-    steps = [report.step for report in found if report.step is not None]
-    floor = [] if job.floor is None else [job.floor]
-    return max([*steps, *floor]) if steps else None
-
-
-def _copied_step(job: Job, loss: Loss) -> int | None:
-    """Return the step to whose copies all return, None if those of a rank are lost."""
-    found = job.standings(job.workers(epochs.living(job, loss)))
-    by_worker = {report.worker: report for report in found}
-    workers = job.workers(job.slots)
-    held = [copies.held_of(r, by_worker.get(worker), found) for r, worker in enumerate(workers)]
-    return copies.newest(held)
 
 
 def _has_left(job: Job, step: int) -> bool:
@@ -182,22 +165,12 @@ def _fill(draft: Draft) -> None:
             draft.seat(slot, fit[0].name)
 
 
-def _wait(draft: Draft, loss: Loss, missing: tuple[int, ...]) -> None:
-    if not isinstance(draft.job.phase, Waiting):
-        names = ", ".join(str(slot) for slot in missing)
-        draft.note(f"no standby is warm for slot {names}: training waits for one")
-    draft.set(phase=Waiting(loss=loss))
-    if draft.job.unfit >= UNFIT and not standby.spare(draft.job):
-        draft.end(1, f"{UNFIT} standbys in a row could not rehearse the script, and none is left")
-        return
-    draft.order(len(missing) - len(standby.spare(draft.job)))
-
-
 def _assign(draft: Draft, loss: Loss, step: int) -> None:
     broken = blame.unexplained(loss.accusations, draft.job.slots)
     relink = _relink(draft.job, broken)
-    sources = _copies(draft.job, step) if draft.job.copies else _sources(draft.job, step)
-    helpers = _helpers(draft.job, sources, step)
+    find = holders.copied if draft.job.copies else holders.sources
+    sources = find(draft.job, step)
+    helpers = holders.helpers(draft.job, sources, step)
     epoch = draft.next_epoch()
     plan = draft.job.world(epoch, draft.job.slots)
     pairs = {blame.pair_of(accusation) for accusation in broken}
@@ -227,65 +200,8 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
     draft.arm(Wait.SWITCH, epoch)
 
 
-def _copies(job: Job, step: int) -> dict[str, str]:
-    """Return who sends the copies of `step`, by receiving worker."""
-    seated = job.workers(job.slots)
-    leavers = job.workers(filter(job.is_alive, job.unreleased.values()))
-    by_worker = {report.worker: report for report in job.standings([*seated, *leavers])}
-    return copies.sources(step, dict(enumerate(seated)), by_worker)
-
-
 def _relink(job: Job, broken: Iterable[Accusation]) -> tuple[tuple[str, str], ...]:
     """Return whose links are opened afresh: those that broke, and those that only one end has."""
     found = list(dict.fromkeys((a.accuser, a.accused) for a in broken))
     said = set(map(frozenset, found))
     return (*found, *(pair for pair in links.one_sided(job) if frozenset(pair) not in said))
-
-
-def _forgotten(job: Job, step: int) -> tuple[int, ...]:
-    """Return the slots whose own records as of `step` nobody is left to hand over.
-
-    A joiner that has not passed its first barrier holds its own records and not yet its ward's.
-    """
-    return tuple(
-        slot
-        for slot, agent in enumerate(job.slots)
-        for local in range(job.nproc)
-        if not _reaches(job, worker_of(agent, local), step)
-        and not _keeps(job, _keeper(job, slot, local), step)
-    )
-
-
-def _sources(job: Job, step: int) -> dict[str, str]:
-    """Return who sends its state, by receiving worker: the keeper of its records."""
-    return {
-        worker_of(agent, local): _keeper(job, slot, local)
-        for slot, agent in enumerate(job.slots)
-        for local in range(job.nproc)
-        if not _reaches(job, worker_of(agent, local), step)
-    }
-
-
-def _helpers(job: Job, sources: Mapping[str, str], step: int) -> dict[str, tuple[str, ...]]:
-    """Return who else holds at `step` what a receiver is to have, by receiving worker."""
-    seated = job.workers(job.slots)
-    known = () if job.copies else job.keepers
-    fit = [worker for worker in seated if _keeps(job, worker, step)]
-    return replicas.helpers(sources, seated, known, fit=fit)
-
-
-def _keeper(job: Job, slot: int, local: int) -> str:
-    """Return the worker that keeps the records of a rank, and holds what it holds."""
-    keepers = job.keepers or replicas.neighbours(job.nnodes, job.nproc)
-    there, local = divmod(keepers[slot * job.nproc + local], job.nproc)
-    return worker_of(job.slots[there], local)
-
-
-def _keeps(job: Job, worker: str, step: int) -> bool:
-    """Return whether a worker holds its ward's records as of `step`."""
-    return _reaches(job, worker, step) and all(r.epoch > 0 for r in job.standings([worker]))
-
-
-def _reaches(job: Job, worker: str, step: int) -> bool:
-    """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
-    return any(step in (report.step, report.doubt) for report in job.standings([worker]))

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import msgspec
 
 from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Placing, Plan, Reported
+from tmover.core.incident import Incident
 from tmover.core.phase import New, Phase
+from tmover.core.roles import Roles, Schema
 
 _LAST_OWN_CODE = 125
 """A shell's own codes follow: not executable, not found, ended by a signal."""
-Schema = Mapping[str, str]
 _SIGNALLED = 128
 """Exit codes from here on, and negative ones, are a signal's: a death, not the script's error."""
 
@@ -104,11 +105,21 @@ class Agent:
     """Of its workers, by local rank; empty until they are up."""
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     """What its workers track, by worker, once they loop or are warm."""
+    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the rehearsals of its workers were answered from, by worker; for people."""
     exit: Exit | None = None
     has_left: bool = False
     """Whether the agent itself has ended: it starts no workers any more."""
     failures: int = 0
     """Launches of it that ended badly, and moves to it that came to nothing."""
+    cast: int = 0
+    """How often its processes were told to run the script again, as standbys for another slot."""
+    prove: bool = False
+    """Whether they were to prove what `proofs` says when they were told so last."""
+    rehearsed: frozenset[int] = frozenset()
+    """The slots for which these processes have run the script as standbys."""
+    proofs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By worker, what came of the proof that it can become another rank in place; "" if it can."""
 
     @property
     def state(self) -> str:
@@ -125,6 +136,16 @@ class Agent:
     def is_ready(self) -> bool:
         """Whether all its workers loop, or are warm."""
         return 0 < len(self.endpoints) == len(self.schemas)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether all its workers have shown that they can become other ranks in place."""
+        return 0 < len(self.endpoints) == len(self.proofs) and not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why a worker cannot become another rank in place, "" if nothing is known against it."""
+        return next((why for why in self.proofs.values() if why), "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +182,10 @@ class Job:
     """Joining workers that hold the state, and have passed no barrier yet."""
     schemas: Mapping[int, Schema] = dataclasses.field(default_factory=dict)
     """What each rank tracks, once the first world is formed."""
+    roles: Roles = ()
+    """The slots of each role, once the first world is formed."""
+    stubborn: str = ""
+    """Why the script cannot be run twice in one process, "" as long as nothing is known."""
     keepers: tuple[int, ...] = ()
     """Who keeps whose records, by rank, once a vote has shown which ranks are replicas."""
     copies: int = 0
@@ -192,6 +217,8 @@ class Job:
     unfit: int = 0
     """Standbys in a row that were let go because they could not rehearse the script."""
     ordered: Ordered = dataclasses.field(default_factory=Ordered)
+    incidents: tuple[Incident, ...] = ()
+    """The newest moves and failures, and when what happened in them."""
 
     # --- who --------------------------------------------------------------------------------------
 

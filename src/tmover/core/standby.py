@@ -1,8 +1,16 @@
-"""The agents without a place: which of them may take which slot, and which are let go."""
+"""The agents without a place: which of them may take which slot, and which are let go.
+
+A standby is *general*: it rehearses each role of the job in turn, in the same processes (`recast`),
+and rests in the commonest. There it may take its own slot, and the others of that role if it has
+proven that what the script has made of its rank can be changed in place. Any other slot it can take
+is first rehearsed.
+"""
 
 from __future__ import annotations
 
+from tmover.core import roles
 from tmover.core.draft import RELEASED, Draft
+from tmover.core.events import Warm
 from tmover.core.phase import (
     Accusing,
     Armed,
@@ -13,7 +21,8 @@ from tmover.core.phase import (
     Training,
     Waiting,
 )
-from tmover.core.roster import Agent, Farewell, Job, Schema, worker_of
+from tmover.core.roles import Schema
+from tmover.core.roster import Agent, Exit, Farewell, Job, worker_of
 
 FAILURES = 3
 """Bad ends of an agent's workers after which its node is left alone."""
@@ -46,8 +55,15 @@ def spare(job: Job) -> list[Agent]:
 
 def candidates(job: Job, slot: int) -> list[Agent]:
     """Return the warm standbys that could take `slot` now, those last that are slow or failed."""
-    fit = [agent for agent in spare(job) if agent.is_ready and not misfits(job, agent, slot)]
+    fit = [agent for agent in spare(job) if takes(job, agent, slot)]
     return sorted(fit, key=lambda a: (a.node in job.slow, a.failures, a.slot != slot))
+
+
+def takes(job: Job, agent: Agent, slot: int) -> bool:
+    """Return whether a standby can take `slot` as it is: it need not rehearse it first."""
+    if not agent.is_ready or not agent.sandbox or misfits(job, agent, slot):
+        return False
+    return agent.slot == slot or agent.is_proven
 
 
 def misfits(job: Job, agent: Agent, slot: int) -> tuple[str, ...]:
@@ -77,23 +93,104 @@ def tend(draft: Draft) -> None:
         elif agent.is_ready and draft.job.schemas:
             _check(draft, agent)
     _drop_idle_requests(draft)
-    _recast(draft)
+    _rehearse_wanted(draft)
+    _rehearse_on(draft)
     if all(draft.job.is_alive(agent) for agent in draft.job.slots):
         draft.order(draft.job.reserve - len(spare(draft.job)))
 
 
-def _recast(draft: Draft) -> None:
+def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
+    """Note that a worker of a standby has rehearsed, and what it has proven."""
+    schemas = {**agent.schemas, event.worker: event.schema}
+    proofs = agent.proofs
+    if event.proof is not None:
+        proofs = {**proofs, event.worker: event.proof}
+    rehearsed = agent.rehearsed | {agent.slot}
+    recorded = {**agent.recorded, event.worker: event.recorded}
+    draft.put(agent, schemas=schemas, proofs=proofs, rehearsed=rehearsed, recorded=recorded)
+
+
+def hear_exit(draft: Draft, agent: Agent, end: Exit) -> None:
+    """Note how an agent's workers ended. A script that fails where it is run again is no failure.
+
+    Not of the node, that is: it cannot be run twice in a process, and from now on is not.
+    """
+    is_stubborn = agent.cast > 0 and agent.sandbox and not agent.is_ready and not end.is_death
+    if is_stubborn:
+        draft.note(f"the script cannot be run twice in one process: {end.reason}")
+        draft.set(stubborn=end.reason)
+    draft.put(agent, exit=end, failures=agent.failures + (not is_stubborn))
+
+
+def _rehearse_wanted(draft: Draft) -> None:
     """Let standbys rehearse a slot that waits for one, if none can take it as it is."""
     for slot in _wanted(draft.job):
         job = draft.job
         usable = [agent for agent in spare(job) if agent.node not in job.requests]
-        if any(agent.slot == slot for agent in usable) or candidates(job, slot):
-            continue
+        if any(agent.slot == slot and agent.cast for agent in usable) or candidates(job, slot):
+            continue  # whoever starts afresh takes longer than who is recast
         others = [agent for agent in usable if agent.is_ready]
         if others:
             name = others[0].node
             draft.note(f"{name} rehearses slot {slot} now: no standby could take it as it is")
-            draft.relaunch(others[0], slot=slot, sandbox=True)
+            _rehearse(draft, others[0], slot)
+
+
+def _rehearse(draft: Draft, agent: Agent, slot: int, *, prove: bool = False) -> None:
+    """Have a standby rehearse a slot, in the same processes if the script bears it."""
+    if draft.job.stubborn or agent.exit is not None:
+        draft.relaunch(agent, slot=slot, sandbox=True)
+    else:
+        draft.recast(agent, slot=slot, prove=prove)
+
+
+def _rehearse_on(draft: Draft) -> None:
+    """Send the standbys that wait, and for whom nobody waits, on to what they have yet to rehearse.
+
+    A script that cannot be run twice in a process rests where it is: it costs all to go on.
+    """
+    if draft.job.stubborn or not isinstance(draft.job.phase, Training):
+        return
+    for agent in spare(draft.job):
+        idle = agent.is_ready and agent.sandbox and agent.node not in draft.job.requests
+        if idle and (stop := next_stop(draft.job, agent)) is not None:
+            slot, prove = stop
+            what = "to prove that it can change ranks" if prove else "to know that role, too"
+            draft.note(f"{agent.node} rehearses slot {slot} now, {what}")
+            draft.recast(agent, slot=slot, prove=prove)
+
+
+def next_stop(job: Job, agent: Agent) -> tuple[int, bool] | None:
+    """Return the slot a standby rehearses next, and whether it is to prove something on its way.
+
+    None if it rests.
+    """
+    present = roles.role_of(job.roles, agent.slot)
+    if present is None:
+        return None
+    visited = {roles.role_of(job.roles, slot) for slot in agent.rehearsed}
+    left = roles.unvisited(job.roles, {each for each in visited if each is not None})
+    if left:
+        return job.roles[left[0]][0], False
+    resting = roles.resting(job.roles, present)
+    if resting != present:
+        return job.roles[resting][0], False
+    companion = roles.companion(job.roles[present], agent.slot)
+    if companion is None or agent.proofs:
+        return None
+    return companion, True
+
+
+def first_stop(job: Job, own: int | None = None) -> int:
+    """Return the slot that a new standby rehearses: one that waits, the last if none does.
+
+    Of several the one that fewest rehearse already; `own` before all others, if it is one of them.
+    """
+    wanted = _wanted(job)
+    if own in wanted:
+        return wanted[wanted.index(own)]
+    coming = [agent.slot for agent in spare(job) if agent.node not in job.requests]
+    return min(wanted, key=coming.count, default=job.nnodes - 1)
 
 
 def _wanted(job: Job) -> list[int]:
@@ -126,8 +223,11 @@ def _relaunch(draft: Draft, agent: Agent, reason: str) -> None:
         draft.note(f"{ended} {agent.failures} times: it is no standby any more")
         _let_go(draft, agent, Farewell(1, f"its workers ended {agent.failures} times: {reason}"))
         return
-    draft.note(f"{ended}: they are started afresh as a standby")
-    draft.relaunch(agent, slot=draft.job.nnodes - 1, sandbox=True)
+    slot = first_stop(draft.job, agent.slot)
+    waits = isinstance(draft.job.phase, Waiting)
+    what = f"for slot {slot}" if waits else "as a standby"
+    draft.note(f"{ended}: they are started afresh {what}")
+    draft.relaunch(agent, slot=slot, sandbox=True)
 
 
 def _check(draft: Draft, agent: Agent) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tmover.core import standby
-from tmover.core.phase import Ended, Recovering
-from tmover.core.roster import Job
+from tmover.core import roles, standby, waiting
+from tmover.core.incident import Incident
+from tmover.core.phase import Ended, Recovering, Waiting
+from tmover.core.roster import Agent, Job
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,16 @@ class StandbyView:
     node: str
     agent: str
     state: str
+    slot: int
+    """The one it rehearses, or has rehearsed last."""
+    takes: tuple[int, ...]
+    """The slots it could take as it is."""
+    rehearsed: tuple[int, ...]
+    """The slots whose roles its processes have rehearsed: these it can take after a rehearsal."""
+    rebuilds: str
+    """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
+    recorded: str = ""
+    """What its rehearsal was answered from; "" before it is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,15 @@ class MoveView:
     joiner: str
     """Nodes; "" while none is found."""
     epoch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitView:
+    """What a job waits for that stands still."""
+
+    since: float
+    slots: tuple[int, ...]
+    tried: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +86,9 @@ class View:
     """On how many other nodes copies of each rank are kept, 0 if none are needed."""
     placing: str
     """How a joiner's loader goes to its position: a `Placing`."""
+    waiting: WaitView | None
+    """None unless it stands still for want of a node."""
+    incidents: tuple[Incident, ...]
 
 
 def view(job: Job) -> View:
@@ -85,7 +108,15 @@ def view(job: Job) -> View:
         redundancy="copies" if job.copies else "replicas" if job.keepers else "",
         copies=job.copies,
         placing=job.placing.value,
+        waiting=_waiting(job),
+        incidents=job.incidents,
     )
+
+
+def _waiting(job: Job) -> WaitView | None:
+    if not isinstance(job.phase, Waiting):
+        return None
+    return WaitView(since=job.phase.since, slots=job.vacant(), tried=waiting.tried(job))
 
 
 def _slot(job: Job, slot: int, name: str) -> SlotView:
@@ -108,10 +139,21 @@ def _standbys(job: Job) -> tuple[StandbyView, ...]:
             node=agent.node,
             agent=agent.name,
             state="joining" if agent.name in joiners else agent.state,
+            slot=agent.slot,
+            takes=tuple(s for s in range(len(job.slots)) if standby.takes(job, agent, s)),
+            rehearsed=_rehearsed(job, agent),
+            rebuilds=job.stubborn or agent.obstacle,
+            recorded=" | ".join(dict.fromkeys(filter(None, agent.recorded.values()))),
         )
         for agent in job.agents.values()
         if agent.name not in job.slots and agent.name not in job.unreleased.values()
     )
+
+
+def _rehearsed(job: Job, agent: Agent) -> tuple[int, ...]:
+    """Return the slots of the roles that a standby's processes have rehearsed."""
+    known = {roles.role_of(job.roles, slot) for slot in agent.rehearsed}
+    return tuple(sorted(s for n, slots in enumerate(job.roles) if n in known for s in slots))
 
 
 def _move(job: Job) -> MoveView | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from tmover.config import AgentEnvironment
+from tmover.environment import AgentEnvironment
 from tmover.errors import SchedulerError
 from tmover.process import ProcessId, identify, is_alive, python_argv, reap, spawn_apart
 from tmover.scheduler.fence import kill_everything

@@ -61,6 +61,8 @@ class Tracked:
         self.newer: frozenset[str] = frozenset()
         """What was received as it is after the step it stands at, as records of that vote have it
         not: to be forgotten when another step is applied."""
+        self.role = ""
+        """What the script calls the ranks that build the same as this one, "" if nothing."""
         self.snapshots = 0
         """How many were taken: only the latest can be restored."""
         self._chosen: list[torch.Tensor] = []

@@ -20,7 +20,7 @@ from tmover.errors import StateError
 from tmover.state import distcp, memory, pieces, rng, sealed, shelf
 from tmover.state.capture import Header, Tracked
 from tmover.state.distcp import Block
-from tmover.state.generations import Copying
+from tmover.state.generations import Copying, Generation
 from tmover.state.landing import Landing
 from tmover.state.parts import ExtraPart
 from tmover.state.pieces import Piece
@@ -53,16 +53,30 @@ class Staged:
     """What a rank held after a step, on its way to the disk. Made beside the training."""
 
     def __init__(
-        self, tracked: Tracked, *, step: int, record: bytes, rank: int, replicas: Sequence[int]
+        self,
+        tracked: Tracked,
+        *,
+        step: int,
+        record: bytes,
+        rank: int,
+        replicas: Sequence[int],
+        kept: Generation | None = None,
     ) -> None:
-        """Begin to copy. `replicas`: by rank, the first that holds the same."""
+        """Begin to copy, unless there is a copy that was `kept`, maybe of another rank.
+
+        Then the meshes say what that rank's parts are. `replicas`: by rank, the first that holds
+        the same.
+        """
         self.step = step
-        self._copying = Copying(tracked, step=step, record=record)
-        generation = self._copying.generation
+        self._copying: Copying | None = None
+        if kept is None:
+            self._copying = Copying(tracked, step=step, record=record)
+            kept = self._copying.generation
+        self._generation = generation = kept
         header, self._numbers = pieces.kept(tracked, _headers.decode(generation.header))
         self._header = msgspec.msgpack.encode(header)
         self._pieces = pieces.described(tracked, header.parts)
-        self._seat = tracked.seat()
+        self._seat = generation.seat
         varying = tracked.buffers.varying().items()
         self._varying = {f"{name}.{key}" for name, inner in varying for key in inner}
         self._members = [r for r, first in enumerate(replicas) if first == replicas[rank]]
@@ -71,11 +85,13 @@ class Staged:
 
     def finish(self) -> None:
         """Copy what is left to copy: what was copied may change then."""
-        self._copying.finish()
+        if self._copying is not None:
+            self._copying.finish()
 
     def write(self, directory: pathlib.Path) -> None:
         """Write this rank's part, all of it or nothing that counts."""
-        generation = self._copying.finish()
+        self.finish()
+        generation = self._generation
         tensors = [generation.tensors[number] for number in self._numbers]
         blocks = [_block(p, p.key, t) for p, t in zip(self._pieces, tensors, strict=True)]
         directory.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,10 @@ class Ballot:
         self._tracked = tracked
         self._switch = switch
         self._asked = asked
+        self.role = bytes(16)
+        """A digest of what this rank has built, once it has entered the loop."""
+        self.roles: tuple[bytes, ...] = ()
+        """Those of all ranks, once a vote has told them."""
 
     def decide(self, attempt: Attempt, *, is_last: bool) -> None:
         """Return if this attempt's update is to be applied; raise `Interrupted` if it is not."""
@@ -78,7 +82,9 @@ class Ballot:
         if verdict is Verdict.PASSED:
             runtime.copies.agree([vote.held for vote in cast_by_all])
             if all(vote.holds for vote in cast_by_all):
-                runtime.share([votes.Holding.decode(vote.holds) for vote in cast_by_all])
+                held = [votes.Holding.decode(vote.holds) for vote in cast_by_all]
+                self.roles = tuple(each.role for each in held)
+                runtime.share(held)
         return verdict, switch_to
 
     def _with_holdings(self, vote: Vote) -> Vote:
@@ -88,7 +94,7 @@ class Ballot:
             digest = self._tracked.holdings()
         elif len(set(runtime.replicas)) < len(runtime.replicas):
             digest = self._tracked.sample(runtime.replicas[runtime.identity.rank])
-        holding = votes.Holding(runtime.copies.nodes, runtime.late, digest)
+        holding = votes.Holding(runtime.copies.nodes, runtime.late, digest, self.role)
         return vote._replace(holds=holding.encode() if digest else b"", held=runtime.copies.held)
 
     def _out_of_doubt(self, step: int, order: Assign) -> Verdict:

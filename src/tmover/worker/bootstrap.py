@@ -22,6 +22,7 @@ import msgspec
 
 from tmover import config, wire
 from tmover.core.orders import Stop, Welcome
+from tmover.environment import WorkerEnvironment
 from tmover.errors import (
     ConfigError,
     ControllerUnavailable,
@@ -63,6 +64,7 @@ class _Doorstep:
         self.runtime: Runtime | None = None
         self.early: list[wire.FromController] = []
         self.failure: BaseException | None = None
+        self._nearby: tuple[str, ...] = ()
 
     def on_message(self, message: wire.FromController) -> None:
         """Hear the agent (control thread)."""
@@ -71,11 +73,15 @@ class _Doorstep:
                 self.greeting = message
             elif isinstance(message, Welcome):
                 self.welcome = message
+            elif isinstance(message, wire.Siblings):
+                self._nearby = message.endpoints
             elif self.runtime is None:
                 self.early.append(message)
             self.known.notify_all()
             ready = self.runtime
-        if ready is not None:
+        if ready is not None and isinstance(message, wire.Siblings):
+            ready.siblings.hear(message.endpoints)
+        elif ready is not None:
             ready.on_message(message)
 
     def on_look(self) -> wire.Pace | None:
@@ -109,6 +115,7 @@ class _Doorstep:
         """Let the runtime hear everything from now on, what came early first."""
         with self.known:
             early, self.early, self.runtime = self.early, [], ready
+            ready.siblings.hear(self._nearby)
             for message in early:
                 ready.on_message(message)
 
@@ -117,7 +124,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the script named in `argv` as a rank, and exit with its code."""
     signals.listen()
     argv = sys.argv[1:] if argv is None else argv
-    environment = config.WorkerEnvironment.read()
+    environment = WorkerEnvironment.read()
     die_with_parent(environment.parent_pid)
     try:
         code = run(argv, environment)
@@ -144,7 +151,7 @@ def _end_at_once() -> NoReturn:
     os._exit(0)
 
 
-def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
+def run(argv: list[str], environment: WorkerEnvironment) -> int:
     """Become a rank, run the script, wait for the others; return the exit code."""
     global _runtime  # one process is one rank
     if not argv:
@@ -165,8 +172,11 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
     control.start()
     try:
         _runtime = _enter(door, control, environment)
-        return _run_script(_runtime, argv)
+        return _perform(_runtime, argv)
     except (Exception, SystemExit) as error:
+        if _runtime is not None:
+            _runtime.isolation.lift()
+        _await_recording(error)
         _confess(control, environment.local_rank, error)
         raise
     finally:
@@ -178,6 +188,16 @@ def run(argv: list[str], environment: config.WorkerEnvironment) -> int:
 def _code_of(error: BaseException) -> int:
     """Return the exit code of an error: of a script that runs it is 1, whatever it was told."""
     return error.exit_code if isinstance(error, TmoverError) and _runtime is None else 1
+
+
+def _await_recording(error: Exception | SystemExit) -> None:
+    """See to it that a rehearsal that made-up values have broken is done again with others."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return
+    if _runtime is not None and _runtime.identity.sandbox:
+        from tmover.worker.rehearsing import await_recording
+
+        await_recording(_runtime, str(error) or repr(error))
 
 
 def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -> None:
@@ -196,7 +216,7 @@ def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -
         _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
 
 
-def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironment) -> Runtime:
+def _enter(door: _Doorstep, control: Control, environment: WorkerEnvironment) -> Runtime:
     from tmover.comm import intercept
     from tmover.comm.fabric import Fabric
     from tmover.comm.timeouts import Timeouts
@@ -227,10 +247,21 @@ def _enter(door: _Doorstep, control: Control, environment: config.WorkerEnvironm
     made.mark = hashlib.sha256(b"checkpoints" + greeting.secret).hexdigest()[:16]
     identity.export()
     intercept.install(fabric)
+    if identity.sandbox:
+        made.isolation.begin()
     door.hand_over(made)
     control.send(wire.Endpoint(local_rank=identity.local_rank, endpoint=fabric.endpoint))
     made.form()
     return made
+
+
+def _perform(made: Runtime, argv: list[str]) -> int:
+    """Run the script, on a standby as often as it is told to, as another rank each time."""
+    if not made.identity.sandbox:
+        return _run_script(made, argv)
+    from tmover.worker import performance
+
+    return performance.run(made, lambda: _run_script(made, argv))
 
 
 def _run_script(made: Runtime, argv: list[str]) -> int:

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tmover.config import WorkerEnvironment
 from tmover.core.events import NO_STEP
+from tmover.environment import WorkerEnvironment
 from tmover.errors import ConfigError, StateError
 from tmover.state import shelf
 

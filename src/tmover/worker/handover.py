@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import socket
 
     from tmover.state.capture import Tracked
+    from tmover.worker.checkpoints import Checkpoints
 
 _LISTEN_S = 0.05
 
@@ -36,6 +38,7 @@ class Owner(Protocol):
     """Whose state is handed over: what a switch asks of the session."""
 
     tracked: Tracked
+    checkpoints: Checkpoints
 
     def rebind(self, rank: int) -> None:
         """Hold `rank` from now on."""
@@ -54,6 +57,8 @@ class Handover:
         self._runtime = runtime
         self._owner = owner
         self._standing = runtime.standing
+        self.connect_s = 0.0
+        """How long it took to open the links of the world to come, in seconds."""
 
     def send_all(self, order: Prepare | Assign, step: int) -> None:
         """Send this rank's state, or its part of it, to every worker that is to have it from here.
@@ -193,6 +198,7 @@ class Handover:
             standing.rank = rules.emptied(standing.rank)
         runtime.copies.hold_still()
         runtime.trace.write("handoff_begin", epoch=epoch)
+        began = time.monotonic()
 
         def from_helper(helper: str) -> socket.socket:
             return runtime.fabric.accept_state(helper, epoch=epoch, timeout_s=CONNECT_TIMEOUT_S)
@@ -223,7 +229,14 @@ class Handover:
         self._owner.adopt(record)
         standing.applied(step)
         runtime.send(
-            Verified(job=runtime.identity.job, worker=runtime.worker, epoch=epoch, step=step)
+            Verified(
+                job=runtime.identity.job,
+                worker=runtime.worker,
+                epoch=epoch,
+                step=step,
+                connect_s=round(self.connect_s, 6),
+                receive_s=round(time.monotonic() - began, 6),
+            )
         )
         runtime.trace.write("handoff_end", epoch=epoch, step=step)
 

@@ -22,6 +22,8 @@ from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.ballot import Ballot
 from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.inject import Point
+from tmover.worker.rehearsal import Rehearsal
+from tmover.worker.rehearsing import Rehearsing
 from tmover.worker.resuming import Resuming
 from tmover.worker.runtime import Runtime
 from tmover.worker.scaling import vote_where_skipped
@@ -44,30 +46,32 @@ class LiveEngine:
         self._asked = signals.listen()
         self._ballot = Ballot(runtime, self.tracked, self._switch, self._asked)
         self._attempt: Attempt | None = None
-        self._last: Attempt | None = None
-        """The attempt that was closed last, until its boundary is dealt with."""
-        self._pending: Step | None = None
-        """The step that was handed out and is not committed."""
+        self._last: Attempt | None = None  # closed last, until its boundary is dealt with
+        self._pending: Step | None = None  # handed out and not committed
         self._record = b""
         """This rank's private records as of its last committed step; step k+1 opens with them."""
         self._batches: Batches | None = None
-        self._groups = ""
-        """A digest of the groups that the script had made when it opened the loop."""
-        self._undo = False
-        """Whether a step is voted on at its end, its updates included."""
+        self._groups = ""  # a digest of those that the script had made when it opened the loop
+        self._undo = False  # whether a step is voted on at its end, its updates included
         self._total = 0
-        self._rehearsed = 0
-        self._finals: set[int] = set()
-        """Parts after the loop of which an attempt was handed out."""
+        self._rehearsing = Rehearsing(runtime)
+        self._rehearsal = Rehearsal(runtime, self, self._switch, self._rehearsing)
+        self._finals: set[int] = set()  # parts after the loop of which one was handed out
         self._updates = refusals.Updates(self.tracked)
-        self._echo = False
-        """Whether the attempt is of a part that all others have done already."""
+        self._echo = False  # whether the attempt is of a part that all others have done already
         runtime.recover = self._switch.recover
         runtime.form()
         if not dist.is_initialized():
             dist.init_process_group("tmover")
-        register_optimizer_step_pre_hook(self._before_update)
-        vote_where_skipped(self._before_update)
+        self._hook = register_optimizer_step_pre_hook(self._before_update)
+        self._vote_no_more = vote_where_skipped(self._before_update)
+
+    def dismiss(self) -> None:
+        """Let go of torch and of the loader: the script is to be run again."""
+        self._hook.remove()
+        self._vote_no_more()
+        if self._batches is not None:
+            self._batches.close()
 
     # --- who --------------------------------------------------------------------------------------
 
@@ -106,6 +110,7 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
+        self._ballot.role = self._rehearsing.begin(self.schema(), self._total)
         if not self.sandbox:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:
@@ -116,42 +121,38 @@ class LiveEngine:
                     job=runtime.identity.job,
                     worker=runtime.worker,
                     launch=runtime.launch,
-                    schema=self._schema(),
+                    schema=self.schema(),
                     placing=placing,
                     step=self._resuming.step,
                 )
             )
+        runtime.isolation.looping()
         runtime.fabric.refusal = refusals.OUTSIDE_OF_STEP
         return self._total
 
-    def _schema(self) -> dict[str, str]:
+    def schema(self) -> dict[str, str]:
         """Return what a standby must have in common with the rank it takes over, by name."""
-        return {**self.tracked.schema(), "process groups": self._groups}
+        named = {"session.role": self.tracked.role} if self.tracked.role else {}
+        return {**self.tracked.schema(), "process groups": self._groups, **named}
 
     def leave(self) -> None:
         """Leave the loop, at its end or before."""
-        fabric = self._runtime.fabric
-        fabric.refusal, fabric.caution = "", refusals.AFTER_LOOP
+        self._runtime.fabric.refusal, self._runtime.fabric.caution = "", refusals.AFTER_LOOP
 
     def break_off(self) -> None:
         """End the process if the script leaves the loop early where it must not go on."""
-        runtime = self._runtime
         if self.sandbox:
-            runtime.die(refusals.LEFT_IN_REHEARSAL)
+            self._runtime.die(refusals.LEFT_IN_REHEARSAL)
         if self._last is not None and self._last.phase is not Phase.PASSED:
-            runtime.die(refusals.LEFT_UNCOMMITTED)
+            self._runtime.die(refusals.LEFT_UNCOMMITTED)
 
     def next_step(self) -> Step | None:
         """Settle the boundary after the last step and return the next one; None at the end."""
         runtime = self._runtime
+        runtime.stage.check()
         if self.sandbox:
-            if self._rehearsed < self._runtime.config.rehearse_steps:
-                return self._rehearsal()
-            if self._resuming.pending:
-                self._settle()
-                self.adopt(self._resuming.load(self.tracked, self._batches, seed=self._seed))
-            else:
-                self._await_promotion()
+            if (shadow := self._rehearse()) is not None:
+                return shadow
         else:
             runtime.injector.at(Point.AFTER_BODY, self._last.step.index if self._last else None)
             self._settle()
@@ -171,6 +172,7 @@ class LiveEngine:
         A joiner that comes when all others have done it runs it once, answered locally, so that the
         names it sets exist; `committed` stays false.
         """
+        self._runtime.stage.check()
         self._settle()
         wanted = self._total + index
         step = self._stand(wanted)
@@ -242,6 +244,7 @@ class LiveEngine:
         runtime.fabric.refusal = runtime.fabric.caution = ""
         if self._echo or self._resuming.pending:
             self._resuming.let_alone()
+        self._rehearsing.open(step.index)
         if runtime.injector and not self._resuming.pending:
             inject_in_body(runtime.injector, self.tracked, step.index)
 
@@ -254,7 +257,10 @@ class LiveEngine:
             if error is not None and not isinstance(error, Exception):
                 return False
             if self.sandbox:
-                return self._close_rehearsal(error)
+                runtime.fabric.quiesce()
+                if self._resuming.pending:
+                    self._resuming.let_back()
+                return self._rehearsal.close(error, self._batches)
             if self._echo:
                 return self._close_echo(attempt)
             if attempt.phase is Phase.OPEN:
@@ -304,6 +310,7 @@ class LiveEngine:
             runtime.trace.write("checkpoint", step=index)
         self._record, self.tracked.newer = attempt.record, frozenset()
         self._pending = None
+        self._rehearsing.committed(index, self._ballot.roles)
         runtime.trace.write("committed", step=index, samples=self._samples(index))
         runtime.trace.state(index, self.tracked, attempt.record, batch=attempt.step.batch)
         runtime.pulse(index)
@@ -328,6 +335,7 @@ class LiveEngine:
                 raise ConfigError(msg)
             return
         self._updates.check(optimizer, args, kwargs, undo=self._undo)
+        self._rehearsal.update()
         if not self.sandbox and attempt.phase is Phase.OPEN and not self._undo:
             self._vote(attempt)
         if not self._undo:
@@ -352,27 +360,16 @@ class LiveEngine:
 
     # --- rehearsal and promotion ------------------------------------------------------------------
 
-    def _rehearsal(self) -> Step:
+    def _rehearse(self) -> Step | None:
+        """Return the next step of the rehearsal; None once this rank goes on for real."""
         assert self._batches is not None
-        return Step(self, self._rehearsed, self._batches.next())
-
-    def _close_rehearsal(self, error: BaseException | None) -> bool:
-        self._rehearsed += 1
-        self._runtime.fabric.quiesce()
+        if not self._rehearsal.is_over:
+            return self._rehearsal.shadow_step(self._batches)
         if self._resuming.pending:
-            self._resuming.let_back()
-        if error is not None:
-            if self._rehearsed == self._runtime.config.rehearse_steps:
-                return False  # not one step could be rehearsed to its end: let the user see why
-            logger.warning("rehearsal of step %d: %s", self._rehearsed - 1, error)
-        return True
-
-    def _await_promotion(self) -> None:
-        runtime = self._runtime
-        runtime.say_warm(self._schema())
-        self._switch.promotion()
-        runtime.become(runtime.identity.live())
-        runtime.pulse(runtime.standing.rank.step or 0)
+            self._settle()
+            self.adopt(self._resuming.load(self.tracked, self._batches, seed=self._seed))
+            return None
+        return self._rehearsal.rest(self._batches)
 
     # --- what a switch asks of the session --------------------------------------------------------
 

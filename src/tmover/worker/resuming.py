@@ -56,6 +56,8 @@ class Resuming:
             rank=runtime.identity.rank,
             gather=gather,
         )
+        if self._stored is not None:
+            runtime.isolation.begin()
 
     def seat(self) -> Seat:
         """Return what a checkpoint is taken as, at this boundary."""
@@ -79,6 +81,7 @@ class Resuming:
         if identity.rank == 0:
             announce(stored, self._total)
         self._stored = None
+        runtime.isolation.end()
         return record
 
     def let_alone(self) -> None:

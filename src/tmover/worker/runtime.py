@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tmover import config, wire
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.frame import Kind
-from tmover.config import WorkerEnvironment
+from tmover.comm.siblings import Siblings
 from tmover.core import copies, replicas
 from tmover.core import rank as rules
 from tmover.core.events import (
@@ -28,15 +28,17 @@ from tmover.core.events import (
     Prepared,
     PrepareFailed,
     Sharing,
-    Warm,
 )
 from tmover.core.orders import Abort, Arm, Assign, Done, Prepare, Revoke, Start, Stop, Welcome
+from tmover.environment import WorkerEnvironment
 from tmover.errors import ConfigError, Interrupted, LinkError, TmoverError
 from tmover.worker import refusals
 from tmover.worker.copies import Copies
 from tmover.worker.identity import Identity
 from tmover.worker.inject import Injector, Point
+from tmover.worker.isolation import Isolation
 from tmover.worker.pace import Pace
+from tmover.worker.stage import Stage
 from tmover.worker.standing import Standing
 from tmover.worker.trace import Trace
 from tmover.worker.vote import Holding, Kept
@@ -66,10 +68,11 @@ class Runtime:
     ) -> None:
         self.config = config.load().worker
         self.identity = identity
-        self.launch = launch
+        self.launch, self.cast = launch, 0
         self.control = control
         self.fabric = fabric
         self.trace = Trace(environment.trace, identity, states=environment.trace_state)
+        self.isolation = Isolation(self.config, identity, fabric, ours=environment.trace)
         self.injector = Injector(
             environment.inject,
             lambda: self.identity,
@@ -90,21 +93,20 @@ class Runtime:
         self.replicas: tuple[int, ...] = ()
         """By rank, the first rank that holds the same; known after the first vote."""
         self.late = False  # whether what a rank alone holds changes after votes, here or anywhere
-        self.mark = ""
-        """What its checkpoints tell this job from others by."""
-        self.resume = environment.resume
-        """Whether it was submitted to go on from another job's checkpoint."""
+        self.mark = ""  # what its checkpoints tell this job from others by
+        self.resume = environment.resume  # from another job's checkpoint
         self.copies = Copies(
             fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
         )
         self.pace = Pace(fabric)
+        self.stage = Stage(self.die, self.isolation.draw)
+        self.siblings = Siblings(fabric.wiring, identity, patience_s=self.config.sibling_s)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""
         self.aborted: set[int] = set()
         self.recover: Callable[[], None] | None = None
         """How to get out of a revoked world, once there is a session that knows."""
-        self.links_before = 0
-        """How many links had been opened before the last world was prepared; for the trace."""
+        self.links_before = 0  # opened before the last world was prepared; for the trace
         self._prepared = 0
         """The last epoch this worker has said to be ready for."""
         fabric.on_broken = self._broken
@@ -120,6 +122,7 @@ class Runtime:
 
     def become(self, identity: Identity) -> None:
         """Be `identity` from now on: for the script's environment and for the trace too."""
+        self.isolation.follow(identity)
         self.identity = identity
         self.trace.identity = identity
         identity.export()
@@ -204,6 +207,7 @@ class Runtime:
 
     def die(self, why: str) -> NoReturn:
         """End this process at once, where no exception would get through."""
+        self.isolation.close()
         print(f"tmover: {why}", file=sys.stderr)
         local_rank, phase = self.identity.local_rank, f"{wire.ERROR_PHASE}{why}"
         self.control.send(wire.Pulse(local_rank=local_rank, step=NO_STEP, phase=phase))
@@ -214,6 +218,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close links, threads and files."""
+        self.isolation.close()
         with self.standing.changed:
             stop = self.standing.stop
         self.copies.close()
@@ -244,8 +249,8 @@ class Runtime:
             case Stop():
                 with self.standing.changing():
                     self.standing.stop = message
-            case Welcome() | _:
-                return  # it says no more than that there is a controller
+            case Welcome() if message.launch == self.launch:
+                self.standing.told(message)
 
     def _on_prepare(self, order: Prepare) -> None:
         epoch = order.plan.epoch
@@ -261,12 +266,6 @@ class Runtime:
         threading.Thread(
             target=self._open_links, args=(order,), name="tmover-prepare", daemon=True
         ).start()
-
-    def say_warm(self, schema: dict[str, str]) -> None:
-        """Tell the controller that this standby can take over what has this schema."""
-        self.trace.write("warm")
-        job, worker, launch = self.identity.job, self.worker, self.launch
-        self.send(Warm(job=job, worker=worker, launch=launch, schema=schema))
 
     def say_prepared(self, epoch: int) -> None:
         """Tell the controller that this worker can switch to `epoch`; again if it asks again."""

@@ -14,8 +14,11 @@ import torch
 BeforeUpdate = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
-def vote_where_skipped(before_update: BeforeUpdate) -> None:
-    """Call `before_update` whenever a scaler decides on an update, as an optimizer's hook would."""
+def vote_where_skipped(before_update: BeforeUpdate) -> Callable[[], None]:
+    """Call `before_update` whenever a scaler decides on an update, as an optimizer's hook would.
+
+    Return what ends that.
+    """
     kind: Any = torch.amp.GradScaler
     decide = kind._maybe_opt_step
 
@@ -26,4 +29,8 @@ def vote_where_skipped(before_update: BeforeUpdate) -> None:
         before_update(optimizer, (optimizer, *args), kwargs)
         return decide(scaler, optimizer, state, *args, **kwargs)
 
+    def end() -> None:
+        kind._maybe_opt_step = decide
+
     kind._maybe_opt_step = voted
+    return end

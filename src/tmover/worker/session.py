@@ -157,6 +157,25 @@ class Session:
         """Whether this process is a standby that rehearses. Few scripts need to know."""
         return self._engine.sandbox
 
+    @property
+    def role(self) -> str:
+        """What this rank has in common with those that build the same, as the script says it.
+
+        Roles are found by what ranks track, in which groups and stages. Ranks that track the same
+        and yet are not to stand for each other are told apart by setting this before `steps`.
+        """
+        return self._engine.tracked.role
+
+    @role.setter
+    def role(self, name: str) -> None:
+        if self._loops:
+            msg = "session.role is set before session.steps(): the loop has begun already"
+            raise ConfigError(msg)
+        if not isinstance(name, str):
+            msg = f"session.role is a name, not {name!r}"
+            raise ConfigError(msg)
+        self._engine.tracked.role = name
+
     def track(self, *, per_rank: dict[str, Any] | None = None, **objects: Any) -> None:
         """Hand over what makes up the training's state: model, optimizer, scheduler, scaler.
 
@@ -254,6 +273,13 @@ def is_at_break(frame: FrameType | None) -> bool:
     if frame is None or frame.f_lasti < 0:
         return False
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
+
+
+def forget() -> Any:
+    """Return the session's engine, if there is one, and let `init` make another."""
+    global _session  # one process is one rank
+    session, _session = _session, None
+    return None if session is None else session._engine
 
 
 def provide(make: Callable[[int], Engine]) -> None:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tmover.core import rank as rules
-from tmover.core.events import Broken, FromAgent, Plan, Reported
-from tmover.core.orders import Assign, Start, Stop
+from tmover.core.events import Broken, FromAgent, Plan, Reported, Stepped
+from tmover.core.orders import Assign, Start, Stop, Welcome
 from tmover.core.rank import Rank, Resolution, Verdict, Vote
 
 Send = Callable[[FromAgent], None]
@@ -46,9 +46,13 @@ class Standing:
         self.rank = Rank() if usable else Rank(step=None)
         self.world: Plan | None = None
         """The plan of the world this rank trains in."""
+        self._is_first = False
+        """Whether no vote has passed in a world that this rank has switched to."""
         self.start: Start | None = None
         self.assign: Assign | None = None
         self.stop: Stop | None = None
+        self.welcome: Welcome | None = None
+        """The last word on who this process is to be, since it was told first."""
         self.released = 0
         """The highest epoch whose switch every rank has reported passed."""
         self.at_safe_point = False
@@ -110,7 +114,12 @@ class Standing:
         """Count the votes of all ranks; return the verdict and the epoch to switch to."""
         with self.changing():
             self.rank, verdict, switch = rules.tally(self.rank, votes)
-            return verdict, switch
+            world, is_first = self.world, self._is_first and verdict is Verdict.PASSED
+            self._is_first = self._is_first and not is_first
+        if is_first and world is not None and world.rank_of(self._worker) == 0:
+            epoch, step = world.epoch, votes[0].step
+            self._send(Stepped(job=self._job, worker=self._worker, epoch=epoch, step=step))
+        return verdict, switch
 
     def ask(self) -> None:
         """Vote for a checkpoint until one is agreed on."""
@@ -128,7 +137,7 @@ class Standing:
         with self.changing():
             self.rank, verdict = rules.leave(self.rank, plan.epoch)
             if verdict is Verdict.PASSED:
-                self.world = plan
+                self.world, self._is_first = plan, True
                 self._owed.clear()
                 self._answered.clear()
             return verdict
@@ -217,6 +226,17 @@ class Standing:
             if order is None or order.plan.epoch <= after:
                 return None
             return None if order.plan.epoch in self.rank.revoked else order
+
+    def told(self, welcome: Welcome) -> None:
+        """Take note of who this process is to be."""
+        with self.changing():
+            self.welcome = welcome
+
+    def next_cast(self, after: int) -> Welcome | None:
+        """Return the order to run the script again that has come since the cast `after`."""
+        with self.changed:
+            order = self.welcome
+            return None if order is None or order.cast <= after else order
 
     def raise_if_stopped(self) -> None:
         """Raise `SystemExit` if the controller has ended this process's part in the job."""

@@ -9,13 +9,16 @@ No timeout in it decides anything: the only one ends the process when no control
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 
 from tmover.core.events import Entered, Passed, Plan, PrepareFailed
-from tmover.core.orders import Assign, Prepare
+from tmover.core.orders import Assign, Prepare, Store, Welcome
 from tmover.core.rank import Verdict
 from tmover.errors import Interrupted, LinkError, StateError
 from tmover.worker.handover import Handover, Owner
 from tmover.worker.inject import Point
+from tmover.worker.lastsave import LastSave
 from tmover.worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ class Switch:
         self._runtime = runtime
         self._owner = owner
         self._handover = Handover(runtime, owner)
+        self._last = LastSave(runtime, owner)
         self._standing = runtime.standing
 
     # --- what the session calls -------------------------------------------------------------------
@@ -71,12 +75,17 @@ class Switch:
         finally:
             self._standing.at_safe_point = False
 
-    def promotion(self) -> None:
-        """Wait, warm, until this standby is promoted and has passed into the job's world."""
+    def promotion(self) -> Welcome | None:
+        """Wait, warm, until this standby is promoted and has passed into the job's world.
+
+        Return the order if it is to rehearse another slot instead.
+        """
         self._standing.at_safe_point = True
         try:
             while self._standing.rank.epoch == 0:
                 order = self._await_promotion()
+                if isinstance(order, Welcome):
+                    return order
                 try:
                     if isinstance(order, Prepare):
                         self._join_planned(order)
@@ -84,10 +93,14 @@ class Switch:
                         self._take(order)
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
+            return None
+        except SystemExit:  # it is ended: what the script does with that is nothing of the job's
+            self._runtime.isolation.draw()
+            raise
         finally:
             self._standing.at_safe_point = False
 
-    def _await_promotion(self) -> Prepare | Assign:
+    def _await_promotion(self) -> Prepare | Assign | Welcome:
         """Return the next order that gives this standby a rank; report meanwhile if asked."""
         runtime, standing = self._runtime, self._standing
         while True:
@@ -104,11 +117,12 @@ class Switch:
                     or standing.owes_report()
                     or standing.next_assign(0) is not None
                     or prepare() is not None
+                    or standing.next_cast(runtime.cast) is not None
                 ),
                 timeout_s=runtime.config.fence_after_s,
             )
             standing.raise_if_stopped()
-            order = standing.next_assign(0) or prepare()
+            order = standing.next_assign(0) or prepare() or standing.next_cast(runtime.cast)
             if order is not None:
                 return order
 
@@ -137,7 +151,16 @@ class Switch:
             self._standing.at_safe_point = False
 
     def _help(self, order: Assign) -> None:
-        """Send the copies this rank keeps, if it is a leaver and nobody else keeps them."""
+        """Do what is asked of who has no place in a world.
+
+        A leaver sends the copies it keeps, if nobody else keeps them. All survivors store what they
+        hold if there is no world any more.
+        """
+        if isinstance(order, Store):
+            with self._standing.changing():
+                self._standing.assign = None
+            self._last.write(order)
+            return
         if self._runtime.worker not in order.sources.values():
             self._standing.revoke(order.plan.epoch)
             return
@@ -191,7 +214,7 @@ class Switch:
         rank = plan.rank_of(runtime.worker)
         assert rank is not None
         self._owner.rebind(rank)
-        runtime.prepare_links(plan, relink=order.relink)
+        self._connect(plan, relink=order.relink)
         runtime.trace.write("connected", epoch=plan.epoch)
         if runtime.worker in order.sources:
             self._handover.receive(order)
@@ -215,7 +238,7 @@ class Switch:
         try:
             self._owner.rebind(rank)
             runtime.injector.at(Point.IN_PREPARE, None)
-            runtime.prepare_links(plan)
+            self._connect(plan)
         except (LinkError, StateError) as error:
             runtime.prepare = None
             runtime.send(
@@ -233,6 +256,12 @@ class Switch:
             step = self._standing.rank.step
             assert step is not None
             self._cross(plan, step)
+
+    def _connect(self, plan: Plan, *, relink: Sequence[tuple[str, str]] = ()) -> None:
+        """Open the links of `plan`, and take the time."""
+        began = time.monotonic()
+        self._runtime.prepare_links(plan, relink=relink)
+        self._handover.connect_s = time.monotonic() - began
 
     def _cross(self, plan: Plan, step: int) -> None:
         """Pass the commit barrier of `plan`. Raises `LinkError` or `Interrupted` if it breaks."""

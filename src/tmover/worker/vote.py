@@ -16,7 +16,7 @@ from tmover.core.rank import Vote
 from tmover.errors import ProtocolError
 
 _VOTE = struct.Struct("!q?I?q")
-_HOLDING = struct.Struct("!I?16s")
+_HOLDING = struct.Struct("!I?16s16s")
 
 
 class Holding(NamedTuple):
@@ -28,12 +28,14 @@ class Holding(NamedTuple):
     """Whether what it alone holds changes after votes, so that no record has it as it is."""
     digest: bytes
     """Of what its replicas hold too."""
+    role: bytes = bytes(16)
+    """Of what it has built: ranks of one role have the same."""
 
     def encode(self) -> bytes:
         """Return it as bytes.
 
-        >>> Holding.decode(Holding(2, True, b"d" * 16).encode())
-        Holding(copies=2, late=True, digest=b'dddddddddddddddd')
+        >>> Holding.decode(Holding(2, True, b"d" * 16, b"r" * 16).encode())
+        Holding(copies=2, late=True, digest=b'dddddddddddddddd', role=b'rrrrrrrrrrrrrrrr')
         """
         return _HOLDING.pack(*self)
 

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from integration.comm.harness import Board, in_fabrics, in_world
 from tmover.comm.fabric import Fabric, Mode
 from tmover.comm.timeouts import Timeouts
-from tmover.errors import CallError, Interrupted, ProtocolError
+from tmover.errors import CallError, Interrupted, LinkError, ProtocolError
 
 LARGE = 3_000_000
 IMPATIENT = Timeouts(unacked_s=0.2, collective_s=20.0)
@@ -204,7 +204,7 @@ def test_what_follows_from_a_message_may_wait_for_the_next_one() -> None:
 def test_a_message_that_is_not_sent_in_its_step_is_refused_at_its_end(source: int | None) -> None:
     def member(fabric: Fabric, board: Board, name: str) -> str:
         if fabric.rank == 0:
-            with pytest.raises(Interrupted):  # the other one does not vote
+            with pytest.raises((Interrupted, LinkError)):  # the other one ends without a vote
                 fabric.exchange(b"good")
             return ""
         tensor = torch.zeros(3)
@@ -227,7 +227,7 @@ def test_a_message_that_is_not_received_in_its_step_is_refused_at_its_end() -> N
 
     def member(fabric: Fabric, board: Board, name: str) -> None:
         if fabric.rank == 0:
-            with pytest.raises(Interrupted):
+            with pytest.raises((Interrupted, LinkError)):
                 fabric.exchange(b"good")
             return
         _ = dist.isend(torch.zeros(10 * LARGE), 0, tag=9)

@@ -9,10 +9,10 @@ from typing import cast
 
 from integration.comm.harness import Board, in_fabrics, make_plan, uid_of
 from tmover.comm.fabric import Fabric
-from tmover.config import WorkerEnvironment
 from tmover.core import rank as rules
 from tmover.core.events import FromAgent, PrepareFailed
 from tmover.core.orders import Prepare
+from tmover.environment import WorkerEnvironment
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
 from tmover.worker.runtime import Runtime

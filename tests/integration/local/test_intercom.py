@@ -203,3 +203,18 @@ def test_what_cannot_be_read_harms_nobody(office: Office) -> None:
 
 def test_an_address_is_never_the_same() -> None:
     assert len({new_address() for _ in range(100)}) == 100
+
+
+def test_workers_are_told_where_all_of_them_listen_once_they_do(office: Office) -> None:
+    office.intercom.introduce(GREETING, WELCOME)
+    first, second = office.connect(), office.connect()
+    say(first, hello(0), wire.Endpoint(local_rank=0, endpoint="here:1"))
+    office.hear(2)
+    assert [type(ask(first)) for _ in range(2)] == [wire.Greeting, Welcome]
+    assert not first.poll(0)
+
+    say(second, hello(1), wire.Endpoint(local_rank=1, endpoint="here:2"))
+    office.hear(2)
+
+    assert ask(first) == wire.Siblings(job="7", endpoints=("here:1", "here:2"))
+    assert [type(ask(second)) for _ in range(3)] == [wire.Greeting, Welcome, wire.Siblings]

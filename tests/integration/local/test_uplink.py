@@ -12,9 +12,10 @@ import zmq
 from support.desk import ScriptedController
 from tmover import wire
 from tmover.agent.uplink import Uplink
-from tmover.config import AgentConfig, AgentEnvironment
+from tmover.config import AgentConfig
 from tmover.controller.client import Channel
 from tmover.core.events import Finished, FromAgent, Joined
+from tmover.environment import AgentEnvironment
 
 JOINED = Joined(job="7", agent="node1-aa", node="node1", address="a", nproc=1, standby=True)
 FINISHED = Finished(job="7", worker="node1-aa/0", step=3)

@@ -14,7 +14,18 @@ STATUS = JobStatus(
         SlotStatus(slot=0, node="node1", agent="node1-aa", state="training", step=120, heard_s=0.2),
         SlotStatus(slot=1, node="", agent="", state="vacant", step=None, heard_s=None),
     ),
-    standbys=(StandbyStatus(node="node12", agent="node12-bb", state="warm", heard_s=12.0),),
+    standbys=(
+        StandbyStatus(
+            node="node12",
+            agent="node12-bb",
+            state="warm",
+            heard_s=12.0,
+            slot=1,
+            takes=(1,),
+            rehearsed=(0, 1),
+            rebuilds="`rank` is another",
+        ),
+    ),
     move=MoveStatus(phase="preparing", leaver="node1", joiner="node12", epoch=5),
     notes=("12:00:00 hello", "12:00:01 node1 is to be left: fan"),
     outcome="",
@@ -26,9 +37,11 @@ JOB 3  preparing  step 120  epoch 4  ranks 4  owner me
 SLOT  NODE    STATE     STEP  HEARD  AGENT
 0     node1   training  120   0.2s   node1-aa
 1     -       vacant    -     -
--     node12  warm      -     12.0s  node12-bb
+(1)   node12  warm      -     12.0s  node12-bb
 
 move: preparing in epoch 5, node1 to node12
+
+standby node12: takes slot 1 as it is, slot 0 after a rehearsal: `rank` is another
 
   12:00:00 hello
   12:00:01 node1 is to be left: fan"""
@@ -77,6 +90,16 @@ def test_a_loader_that_does_not_go_straight_to_its_position_is_said_to() -> None
     assert render(msgspec.structs.replace(STATUS, placing="number")) == SCREEN
 
 
+def test_what_a_standby_rehearsed_with_is_said() -> None:
+    (standby,) = STATUS.standbys
+    told = msgspec.structs.replace(standby, recorded="recorded values of rank 0")
+
+    shown = render(msgspec.structs.replace(STATUS, standbys=(told,)))
+
+    assert "standby node12 rehearsed with recorded values of rank 0" in shown
+    assert "rehearsed" not in render(STATUS)
+
+
 def test_where_a_lost_rank_s_state_comes_from_is_said() -> None:
     def source(redundancy: str, copies: int) -> str:
         shown = msgspec.structs.replace(STATUS, redundancy=redundancy, copies=copies)
@@ -85,6 +108,14 @@ def test_where_a_lost_rank_s_state_comes_from_is_said() -> None:
     assert source("replicas", 0).endswith("state: each rank has a replica on another node")
     assert source("copies", 1).endswith("state: copies on another node, to which all return")
     assert source("copies", 2).endswith("state: copies on 2 other nodes, to which all return")
+
+
+def test_a_standby_that_takes_every_slot_has_nothing_to_rehearse() -> None:
+    ready = StandbyStatus(node="n", agent="n-a", state="warm", slot=1, takes=(0, 1))
+
+    shown = render(msgspec.structs.replace(STATUS, standbys=(ready,)))
+
+    assert "\nstandby n: takes slots 0-1 as it is\n" in shown
 
 
 def test_a_status_is_a_plain_table() -> None:

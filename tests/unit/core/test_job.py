@@ -86,9 +86,25 @@ def world(epoch: int, *agents: str) -> Plan:
     return Plan(epoch=epoch, members=tuple(members))
 
 
-def welcome(agent: str, slot: int, *, launch: int = 1, sandbox: bool = False) -> Welcome:
+def welcome(
+    agent: str,
+    slot: int,
+    *,
+    launch: int = 1,
+    sandbox: bool = False,
+    cast: int = 0,
+    prove: bool = False,
+) -> Welcome:
     return Welcome(
-        job="j", agent=agent, launch=launch, slot=slot, nnodes=3, nproc=1, sandbox=sandbox
+        job="j",
+        agent=agent,
+        launch=launch,
+        slot=slot,
+        nnodes=3,
+        nproc=1,
+        sandbox=sandbox,
+        cast=cast,
+        prove=prove,
     )
 
 
@@ -728,10 +744,10 @@ def test_a_standby_that_fits_no_slot_that_is_to_be_left_rehearses_that_one() -> 
 
     assert story.job.phase == Training()
     assert [a for a in actions if isinstance(a, Welcome)] == [
-        Welcome(job="j", agent="s0", launch=2, slot=1, nnodes=3, nproc=1, sandbox=True)
+        welcome("s0", 1, sandbox=True, cast=2)
     ]
     assert not [a for a in story.tell(requested("n1")) if isinstance(a, Welcome)]
-    story.tell(launched("s0", 2), warm("s0/0", 2, {"model": "x"}))
+    story.tell(warm("s0/0", schema={"model": "x"}, cast=2))
     assert isinstance(story.job.phase, Preparing)
     assert story.job.phase.move.slots == ("a0", "s0", "a2")
 
@@ -1044,7 +1060,7 @@ def test_a_revoked_move_that_nobody_passed_is_aborted_and_costs_nothing() -> Non
 
     assert actions == [
         *aborts(2, "no rank has passed into it", "a0", "a1", "a2", "s0"),
-        welcome("s0", 2, launch=2, sandbox=True),
+        welcome("s0", 1, launch=2, sandbox=True),
     ]
     assert story.job.phase == Training()
     assert story.job.in_force == 1
@@ -1099,7 +1115,8 @@ def test_a_leaver_taken_back_is_a_member_again_and_is_moved_again() -> None:
 
     assert actions == dones(3, "a0", "a1", "a2")
     assert story.job.requests.keys() == {"n1"}
-    assert isinstance(story.warmed("s0", launch=2)[0], Prepare)
+    story.warmed("s0", launch=2)
+    assert isinstance(story.job.phase, Preparing)
 
 
 def test_a_leaver_whose_joiner_has_passed_is_released_after_another_is_taken_back() -> None:
@@ -1415,6 +1432,27 @@ def test_a_node_that_all_others_accuse_is_lost_at_once() -> None:
         EndNode(job="j", node="n1", reason=why),
     ]
     assert isinstance(story.job.phase, Reporting)
+
+
+def test_a_node_that_all_accuse_may_say_that_only_its_workers_ended_if_no_standby_is_warm() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+    assert isinstance(story.job.phase, Accusing)
+
+    story.tell(exited("a1"), reported("a0/0", 5), reported("a2/0", 5))
+
+    assert story.job.agents["a1"].slot == 1
+    assert (story.job.agents["a1"].launch, story.job.ordered.nodes) == (2, 0)
+
+
+def test_a_node_that_all_accuse_is_lost_although_it_answers() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"))
+
+    assert story.tell(*map(answered, ("a0", "a1", "a2"))) == []
+    actions = story.tell(overdue(Wait.ACCUSE, 1))
+
+    assert EndNode(job="j", node="n1", reason="links of all 2 others to it broke") in actions
 
 
 def test_an_accused_node_that_does_not_answer_in_time_is_lost() -> None:
@@ -1842,27 +1880,24 @@ def test_without_a_standby_the_survivors_wait_and_a_node_is_asked_for() -> None:
     actions = story.tell(reported("a2/0", 5))
 
     assert actions == [
+        timer(Wait.NODE, 1),
         OrderNode(job="j", exclude=("n0", "n1", "n2")),
         timer(Wait.STANDBY, 1),
     ]
     assert isinstance(story.job.phase, Waiting)
-    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 2, sandbox=True)]
+    assert story.tell(joined("s0"), launched("s0")) == [welcome("s0", 1, sandbox=True)]
     assert story.tell(warm("s0/0"))[:3] == assigns(
         world(2, "a0", "s0", "a2"), 5, {"s0/0": "a2/0"}, "a0", "s0", "a2"
     )
 
 
-def test_a_dead_slot_whose_agent_answers_rehearses_in_place_and_may_be_its_own_successor() -> None:
+def test_a_dead_slot_whose_agent_answers_begins_again_in_place_and_no_node_is_ordered() -> None:
     story = Story(standbys=0).revoked("a1")
     story.tell(reported("a0/0", 5))
 
     actions = story.tell(reported("a2/0", 5))
 
-    assert actions == [
-        OrderNode(job="j", exclude=("n0", "n1", "n2")),
-        timer(Wait.STANDBY, 1),
-        welcome("a1", 2, launch=2, sandbox=True),
-    ]
+    assert actions == [timer(Wait.NODE, 1), welcome("a1", 1, launch=2, sandbox=True)]
     actions = story.warmed("a1", launch=2)
     assert isinstance(actions[0], Assign)
     assert actions[0].plan.member(1).endpoint == "a1:20"
@@ -1883,7 +1918,7 @@ def test_a_standby_in_the_making_is_waited_for_and_no_other_is_asked_for() -> No
     story = Story(standbys=0).training()
     story.tell(joined("s0"), expired("a1"), reported("a0/0", 5))
 
-    assert story.tell(reported("a2/0", 5)) == []
+    assert story.tell(reported("a2/0", 5)) == [timer(Wait.NODE, 1)]
     assert isinstance(story.job.phase, Waiting)
 
 
@@ -2110,7 +2145,7 @@ def test_a_job_whose_standbys_all_fail_ends_before_every_node_has_been_tried() -
     for standby in ("s0", "s1", "s2"):
         fail_to_rehearse(story, standby)
 
-    story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     why = "3 standbys in a row could not rehearse the script, and none is left"
     assert story.job.phase == Ended(code=1, reason=why)
@@ -2122,7 +2157,7 @@ def test_a_standby_that_gets_warm_is_proof_that_the_script_can_be_rehearsed() ->
         fail_to_rehearse(story, standby)
     story.tell(expired("s0"))
 
-    actions = story.tell(exited("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
+    actions = story.tell(expired("a1"), *[reported(worker, 5) for worker in ("a0/0", "a2/0")])
 
     assert isinstance(story.job.phase, Waiting)
     assert any(isinstance(action, OrderNode) for action in actions)
@@ -2245,7 +2280,7 @@ def test_orders_are_repeated_by_phase() -> None:
         Start(job="j", agent="a0", plan=world(1, "a0", "a1", "a2"))
     ]
     assert resume(training, "a0")[1:] == dones(1, "a0")
-    assert resume(training, "s0") == [welcome("s0", 2, sandbox=True)]
+    assert resume(training, "s0") == [welcome("s0", 0, sandbox=True, cast=1, prove=True)]
     assert resume(preparing, "s0")[1:] == [prepare]
     assert resume(revoked.job, "a0")[1:] == [
         *revokes(1, again, "a0"),

@@ -34,6 +34,8 @@ from tmover.core.events import (
     PrepareFailed,
     Reported,
     StandbysGone,
+    Stepped,
+    Stored,
     Straggling,
     Stuck,
     Verified,
@@ -41,13 +43,25 @@ from tmover.core.events import (
     Warm,
 )
 from tmover.core.job import Job, decide, resume, wake
-from tmover.core.orders import Abort, Action, Assign, Note, Order, Prepare, Start, Stop, Welcome
+from tmover.core.orders import (
+    Abort,
+    Action,
+    Assign,
+    Note,
+    Order,
+    Prepare,
+    Start,
+    Stop,
+    Store,
+    Welcome,
+)
 from tmover.core.phase import (
     Accusing,
     Ended,
     Forming,
     Recovering,
     Reporting,
+    Storing,
     Switching,
     Training,
     Waiting,
@@ -127,7 +141,7 @@ class AnyOrder(RuleBasedStateMachine):
     def look_at(self, action: Action) -> None:
         if isinstance(action, Order):
             assert action.agent in AGENTS
-        if isinstance(action, Start | Prepare | Assign):
+        if isinstance(action, Start | Prepare | Assign) and not isinstance(action, Store):
             plan = action.plan
             assert self.plans.setdefault(plan.epoch, plan) == plan, "two worlds of one epoch"
             assert [member.rank for member in plan.members] == [0, 1, 2]
@@ -135,7 +149,7 @@ class AnyOrder(RuleBasedStateMachine):
             members = {member.worker.rpartition("/")[0] for member in plan.members}
             assert not members & self.lost, "the lost are in a world"
             assert action.agent not in self.lost
-        if isinstance(action, Assign):
+        if isinstance(action, Assign) and not isinstance(action, Store):
             holders = {m.worker for m in action.plan.members} - action.sources.keys()
             assert set(action.sources.values()) <= holders
         if isinstance(action, Stop):
@@ -227,6 +241,21 @@ class AnyOrder(RuleBasedStateMachine):
                             doubt=None,
                         )
                     )
+
+    @rule(worker=workers, off=back, reason=st.sampled_from(("", "the disk is full")))
+    def stores(self, worker: str, off: int, reason: str) -> None:
+        epoch = self.job.epoch + off
+        self.feed(Stored(job="j", worker=worker, epoch=epoch, step=1, reason=reason))
+
+    @rule(worker=workers, off=back)
+    def has_stepped(self, worker: str, off: int) -> None:
+        self.feed(Stepped(job="j", worker=worker, epoch=self.job.in_force + off, step=2))
+
+    @rule()
+    def no_node_comes(self) -> None:
+        if isinstance(self.job.phase, Waiting):
+            epoch = self.job.phase.loss.epochs[-1]
+            self.feed(DeadlinePassed(job="j", wait=Wait.NODE, epoch=epoch))
 
     @rule(agent=agents, off=back)
     def answers(self, agent: str, off: int) -> None:
@@ -339,9 +368,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_wait_has_a_deadline(self) -> None:
         phase = self.job.phase
-        if not isinstance(phase, Training | Ended | Waiting):
-            assert wake(self.job)
-        if isinstance(phase, Waiting) and not standby.spare(self.job):
+        if not isinstance(phase, Training | Ended):
             assert wake(self.job)
 
     @invariant()
@@ -351,6 +378,26 @@ class AnyOrder(RuleBasedStateMachine):
             for name in self.job.slots:
                 if self.job.is_alive(name):
                     assert len(resume(self.job, name)) > 1
+
+    @invariant()
+    def a_last_checkpoint_has_the_part_of_every_rank_once(self) -> None:
+        phase = self.job.phase
+        if isinstance(phase, Storing):
+            ranks = [rank for part in phase.parts.values() for rank in part]
+            assert sorted(ranks) == [0, 1, 2]
+            assert all(self.job.is_alive(worker[:-2]) for worker in phase.parts)
+
+    @invariant()
+    def an_incident_is_open_as_long_as_training_is_disturbed(self) -> None:
+        incidents = self.job.incidents
+        open_ = [incident for incident in incidents if not incident.outcome]
+        assert open_ in ([], list(incidents[-1:]))
+        if isinstance(self.job.phase, Training | Ended):
+            assert not open_
+        if isinstance(self.job.phase, Waiting | Storing | Recovering | Switching):
+            assert open_
+        numbers = [incident.number for incident in incidents]
+        assert numbers == sorted(set(numbers))
 
     @invariant()
     def nobody_trains_beyond_an_abort(self) -> None:

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import msgspec
+
 from support.jobs import SCHEMA, Story, exited, expired, joined, reported, requested, verified
-from tmover.core.events import CancelRequested, Looping, Placing, Sharing
-from tmover.core.view import MoveView, SlotView, StandbyView, view
+from tmover.core.events import CancelRequested, Looping, Placing, Sharing, Warm
+from tmover.core.view import MoveView, SlotView, StandbyView, WaitView, view
 
 
 def test_a_job_in_training() -> None:
@@ -14,7 +16,42 @@ def test_a_job_in_training() -> None:
     assert (shown.epoch, shown.world_size, shown.move) == (1, 3, None)
     assert (shown.outcome, shown.code) == ("", None)
     assert shown.slots[1] == SlotView(slot=1, node="n1", agent="a1", state="looping")
-    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="warm"),)
+    assert shown.standbys == (
+        StandbyView(
+            node="m0",
+            agent="s0",
+            state="warm",
+            slot=0,
+            takes=(0, 1, 2),
+            rehearsed=(0, 1, 2),
+            rebuilds="",
+        ),
+    )
+
+
+def test_what_the_workers_of_a_standby_rehearsed_with_is_said_once_if_it_is_the_same() -> None:
+    story = Story(nproc=2).training()
+    said = [("s0/0", "recorded values"), ("s0/1", "made-up values")]
+
+    for worker, recorded in (*said, ("s0/0", "made-up values")):
+        cast = story.job.agents["s0"].cast
+        story.tell(
+            Warm(job="j", worker=worker, launch=1, schema=SCHEMA, cast=cast, recorded=recorded)
+        )
+        if worker == "s0/1":
+            both = view(story.job).standbys[0].recorded
+
+    assert both == "recorded values | made-up values"
+    assert view(story.job).standbys[0].recorded == "made-up values"
+
+
+def test_what_a_standby_rehearsed_with_before_it_was_started_afresh_is_forgotten() -> None:
+    story = Story().training()
+    story.tell(Warm(job="j", worker="s0/0", launch=1, schema=SCHEMA, recorded="recorded values"))
+
+    story.tell(exited("s0"))
+
+    assert view(story.job).standbys[0].recorded == ""
 
 
 def test_a_job_that_forms() -> None:
@@ -35,12 +72,24 @@ def test_agents_by_what_their_workers_do() -> None:
     assert view(story.job).slots[1].state == "exited"
 
 
+def test_a_job_that_waits_for_a_node() -> None:
+    story = Story(standbys=0).training()
+    story.tell(expired("a1"), reported("a0/0", 5))
+    assert view(story.job).waiting is None
+
+    story.tell(msgspec.structs.replace(reported("a2/0", 5), at=9.0))
+
+    tried = ("1 ordered of the scheduler",)
+    assert view(story.job).waiting == WaitView(since=9.0, slots=(1,), tried=tried)
+    assert [each.kind for each in view(story.job).incidents] == ["failure"]
+
+
 def test_a_planned_move() -> None:
     shown = view(Story().preparing().job)
 
     assert shown.move == MoveView(phase="preparing", leaver="n1", joiner="m0", epoch=2)
     assert shown.slots[1].state == "leaving"
-    assert shown.standbys == (StandbyView(node="m0", agent="s0", state="joining"),)
+    assert [each.state for each in shown.standbys] == ["joining"]
 
 
 def test_a_planned_move_whose_agents_are_lost() -> None:

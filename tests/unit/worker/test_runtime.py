@@ -9,9 +9,9 @@ import pytest
 
 from tmover.comm.fabric import Fabric
 from tmover.comm.timeouts import Timeouts
-from tmover.config import WorkerEnvironment
 from tmover.core.events import Broken, Member, Plan, Prepared, Reported, Sharing
 from tmover.core.orders import Prepare, Start, Stop
+from tmover.environment import WorkerEnvironment
 from tmover.errors import ConfigError
 from tmover.worker import runtime as runtime_module
 from tmover.worker.control import Control

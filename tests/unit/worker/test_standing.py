@@ -1,6 +1,6 @@
 import threading
 
-from tmover.core.events import Broken, FromAgent, Member, Plan, Reported
+from tmover.core.events import Broken, FromAgent, Member, Plan, Reported, Stepped
 from tmover.core.orders import Assign
 from tmover.core.rank import Verdict, Vote
 from tmover.worker.standing import Standing
@@ -101,3 +101,28 @@ def test_whoever_waits_is_woken_by_a_change_from_another_thread() -> None:
 
 def test_a_wait_ends_at_its_deadline_and_says_so() -> None:
     assert not Heard().standing.wait(lambda: False, timeout_s=0.0)
+
+
+def test_the_first_step_of_a_world_that_was_switched_to_is_told_once_and_by_rank_0_only() -> None:
+    for worker, told in (("a-0/0", True), ("b-0/0", False)):
+        heard = Heard()
+        heard.standing._worker = worker
+        assert heard.standing.enter(2)
+        assert heard.standing.leave(plan(2)) is Verdict.PASSED
+
+        for step in (0, 1):
+            heard.standing.cast(step, good=True)
+            heard.standing.tally([Vote(step=step, good=True, armed=0)])
+
+        said = Stepped(job="1", worker=worker, epoch=2, step=0)
+        assert heard.sent == ([said] if told else [])
+
+
+def test_the_first_step_of_the_first_world_is_not_told() -> None:
+    heard = Heard()
+    heard.standing.world = plan(1)
+    heard.standing.cast(0, good=True)
+
+    heard.standing.tally(GOOD)
+
+    assert heard.sent == []
