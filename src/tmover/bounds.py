@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LONGEST_S = 20 * 86400
 """No duration is longer: in milliseconds it must fit in the 32 bits of the kernel's interfaces."""
+_MAY_BE_NONE = ("node_s", "prove_every_s")
+"""Durations of which 0 means that there is none."""
 _FABRICS = ("links", "generation")
 _MODES = ("off", "observe", "act")
 
@@ -21,7 +23,8 @@ def check(config: Config, *, source: str) -> None:
     """Raise `ConfigError` if a value, or the relation between two, makes no sense."""
     for name, table in msgspec.to_builtins(config).items():
         for key, value in table.items():
-            if key.endswith("_s") and not 0 < value <= LONGEST_S:
+            is_never = value == 0 and key in _MAY_BE_NONE
+            if key.endswith("_s") and not is_never and not 0 < value <= LONGEST_S:
                 bounds = f"must be more than 0, and at most {LONGEST_S} ({LONGEST_S // 86400} days)"
                 msg = f"{source}: {name}.{key} = {value}: {bounds}"
                 raise ConfigError(msg)

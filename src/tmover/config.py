@@ -135,6 +135,10 @@ class WorkerConfig(_Table, frozen=True):
     """To how many other nodes; so many may be lost at once. A rank keeps those of as many ranks."""
     rehearse_steps: int = 3
     """Steps a standby rehearses: a cold one, one in which DDP rebuilds its buckets, a usual one."""
+    prove_every_s: float = 300.0
+    """How often a standby at rest does another step, to show that it still can; 0 is never."""
+    prove_s: float = 600.0
+    """How long that may take; then its processes end, and are started afresh."""
     scratch: str = ""
     """Where files go that a rehearsal writes, "" if where the script says; local to the node."""
     keep_scratch: bool = False

@@ -9,6 +9,7 @@ import msgspec
 
 from tmover.core.incident import Incident
 from tmover.core.straggler import OwnStatus
+from tmover.core.warmth import Warmth
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,10 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The slots whose roles it has rehearsed: these it can take after another rehearsal."""
     rebuilds: str = ""
     """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
+    warmth: Warmth | None = None
+    """What of it is warm, and how long its last shadow step took; None unless it is."""
+    warm_s: float | None = None
+    """Seconds since it has said so."""
     recorded: str = ""
     """What its rehearsal was answered from; "" before it is over."""
 

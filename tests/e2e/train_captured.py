@@ -66,15 +66,20 @@ def scaler(keep: str, session: tmover.Session) -> Callable[[], float]:
     return lambda: 1.0
 
 
-def main() -> None:
-    global KEPT  # as scripts do
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--keep", choices=KINDS, default="session")
+    parser.add_argument("--tire", type=int, default=1 << 30, help="rehearse no more steps")
     parser.add_argument("--roles", action="store_true", help="let rank 0 be a role of its own")
     parser.add_argument("--once", action="store_true", help="fail if run twice in a process")
     parser.add_argument("--hold", nargs=2, default=None)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    global KEPT  # as scripts do
+    arguments = parsed()
     if arguments.once:
         if hasattr(torch, "captured_once"):
             msg = "initialised twice"
@@ -93,9 +98,14 @@ def main() -> None:
     data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
     session.track(model=model, optimizer=optimizer)
+    rehearsed = 0
     for step in session.steps(loader, total=arguments.steps):
         with step:
             x, y = step.batch
+            rehearsed += session.sandbox
+            if rehearsed > arguments.tire:
+                msg = "it is tired"
+                raise RuntimeError(msg)
             mine = 1.0 + rank if arguments.keep == "function" else scale()
             loss: Any = nn.functional.mse_loss(model(x * mine), y)
             loss.backward()

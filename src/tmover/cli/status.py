@@ -13,7 +13,7 @@ from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
 if TYPE_CHECKING:
-    from tmover.wire import JobStatus, MoveStatus
+    from tmover.wire import JobStatus, MoveStatus, StandbyStatus
 
 _ENDED = 3
 """So many of the jobs that have ended are shown unless all are asked for."""
@@ -76,6 +76,8 @@ def render(status: JobStatus) -> str:
         lines += ["", f"a joiner's loader: {_PLACING[status.placing]}"]
     lines += _readiness(status)
     for standby in status.standbys:
+        if standby.warmth is not None:
+            lines += ["", f"standby {standby.node}: {_warmth(standby)}"]
         if standby.recorded:
             lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
     lines += _troubles(status)
@@ -105,6 +107,18 @@ def _readiness(status: JobStatus) -> Iterator[str]:
         if other:
             said += f", {_slots(other)} after a rehearsal"
         yield from ("", said + (f": {standby.rebuilds}" if other and standby.rebuilds else ""))
+
+
+def _warmth(standby: StandbyStatus) -> str:
+    """Return what of a standby is warm, and since when that is known."""
+    warm, ago = standby.warmth, _ago(standby.warm_s)
+    assert warm is not None  # noqa: S101 - the caller has looked
+    parts = [f"a shadow step in {warm.step_s * 1000:.3g} ms", f"{warm.modules} modules imported"]
+    parts.append(f"{warm.state_bytes / 2**20:.1f} MiB of state")
+    parts += [f"{warm.graphs} compiled graphs"] if warm.graphs else []
+    parts += [f"{warm.loaders} loader workers"] if warm.loaders else []
+    again = f", proven again {warm.proofs} times" if warm.proofs else ""
+    return f"{', '.join(parts)}; seen {ago} ago{again}"
 
 
 def _slots(slots: Sequence[int]) -> str:

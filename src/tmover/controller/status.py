@@ -152,6 +152,10 @@ def _standby(standby: StandbyView, seen: Seen | None, now: float) -> wire.Standb
         rehearsed=standby.rehearsed,
         rebuilds=standby.rebuilds,
         recorded=standby.recorded,
+        warmth=standby.warmth,
+        warm_s=None
+        if standby.warmth is None
+        else round(max(0.0, time.time() - standby.warm_at), 1),
     )
 
 

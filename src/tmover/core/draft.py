@@ -97,6 +97,7 @@ class Draft:
                 endpoints=(),
                 schemas={},
                 recorded={},
+                warmth={},
                 exit=None,
                 cast=0,
                 prove=False,

@@ -15,6 +15,8 @@ from typing import Union
 
 import msgspec
 
+from tmover.core.warmth import Warmth
+
 NO_STEP = -1
 """The step of a rank that has applied none."""
 CARRIED_ALONG = 75
@@ -155,6 +157,7 @@ class Warm(Event, frozen=True, kw_only=True):
     not; None if there was none."""
     recorded: str = ""
     """What its rehearsal was answered from, for people."""
+    warmth: Warmth | None = None
 
 
 class Prepared(Event, frozen=True, kw_only=True):

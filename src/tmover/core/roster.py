@@ -12,6 +12,7 @@ from tmover.core.events import CARRIED_ALONG, NO_STEP, Member, Placing, Plan, Re
 from tmover.core.incident import Incident
 from tmover.core.phase import New, Phase
 from tmover.core.roles import Roles, Schema
+from tmover.core.warmth import Warmth
 
 _LAST_OWN_CODE = 125
 """A shell's own codes follow: not executable, not found, ended by a signal."""
@@ -105,6 +106,10 @@ class Agent:
     """Of its workers, by local rank; empty until they are up."""
     schemas: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     """What its workers track, by worker, once they loop or are warm."""
+    warmth: Mapping[str, Warmth] = dataclasses.field(default_factory=dict)
+    """How warm each of its workers has said to be, as a standby."""
+    warm_at: float = 0.0
+    """When one of them said so last."""
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What the rehearsals of its workers were answered from, by worker; for people."""
     exit: Exit | None = None

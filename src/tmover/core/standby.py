@@ -107,7 +107,18 @@ def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
         proofs = {**proofs, event.worker: event.proof}
     rehearsed = agent.rehearsed | {agent.slot}
     recorded = {**agent.recorded, event.worker: event.recorded}
-    draft.put(agent, schemas=schemas, proofs=proofs, rehearsed=rehearsed, recorded=recorded)
+    warmth = agent.warmth
+    if event.warmth is not None:
+        warmth = {**warmth, event.worker: event.warmth}
+    draft.put(
+        agent,
+        schemas=schemas,
+        proofs=proofs,
+        rehearsed=rehearsed,
+        recorded=recorded,
+        warmth=warmth,
+        warm_at=draft.at,
+    )
 
 
 def hear_exit(draft: Draft, agent: Agent, end: Exit) -> None:

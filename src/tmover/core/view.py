@@ -12,6 +12,7 @@ from tmover.core import roles, standby, waiting
 from tmover.core.incident import Incident
 from tmover.core.phase import Ended, Recovering, Waiting
 from tmover.core.roster import Agent, Job
+from tmover.core.warmth import Warmth, coldest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,10 @@ class StandbyView:
     """The slots whose roles its processes have rehearsed: these it can take after a rehearsal."""
     rebuilds: str
     """Why it must rehearse a slot before it takes it, "" if it need not or that is not known."""
+    warmth: Warmth | None = None
+    """The least of what its workers have."""
+    warm_at: float = 0.0
+    """When that was said last, by the controller's wall clock."""
     recorded: str = ""
     """What its rehearsal was answered from; "" before it is over."""
 
@@ -143,6 +148,8 @@ def _standbys(job: Job) -> tuple[StandbyView, ...]:
             takes=tuple(s for s in range(len(job.slots)) if standby.takes(job, agent, s)),
             rehearsed=_rehearsed(job, agent),
             rebuilds=job.stubborn or agent.obstacle,
+            warmth=coldest(agent.warmth.values()) if agent.is_ready else None,
+            warm_at=agent.warm_at,
             recorded=" | ".join(dict.fromkeys(filter(None, agent.recorded.values()))),
         )
         for agent in job.agents.values()

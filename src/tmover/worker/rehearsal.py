@@ -7,18 +7,24 @@ It ends in one of three ways: this standby is promoted, the script is run again 
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import threading
+import time
 from typing import Protocol
 
 from tmover.core.events import Warm
 from tmover.errors import StateError, TmoverError
 from tmover.state.capture import Tracked
+from tmover.state.generations import Copying, Generation
 from tmover.state.loader import Batches
+from tmover.state.records import Record
 from tmover.worker import proof, variables
 from tmover.worker.rehearsing import Rehearsing
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Engine, Step
 from tmover.worker.switch import Switch
+from tmover.worker.warmth import look
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +59,12 @@ class Rehearsal:
         """What is tried in the step that was handed out."""
         self._variables: variables.Facts = {}
         """What the script could read when it entered the loop."""
+        self._before: Generation | None = None
+        """What it held before the step that it does once more."""
+        self._watchdog: threading.Timer | None = None
+        self._began = self._step_s = 0.0
+        self._proofs = 0
+        """How many steps it has done once more."""
         self._proof: str | None = None
         """What came of the proof, to be said with the next word."""
 
@@ -65,6 +77,7 @@ class Rehearsal:
         """Return the next of the first steps."""
         if not self._done and self._runtime.identity.sandbox:
             self._variables = variables.still_read(sys._getframe())
+        self._began = time.monotonic()
         return Step(self._engine, self._done, batches.next())
 
     def rest(self, batches: Batches) -> Step | None:
@@ -73,10 +86,13 @@ class Rehearsal:
             self._runtime.stage.leave(tried.order, tried)
         if (step := self._try_afresh(batches)) is not None:
             return step
+        self._put_back()
         self._say_warm()
-        order = self._switch.promotion()
         runtime = self._runtime
-        if order is None:
+        order = self._switch.promotion(runtime.config.prove_every_s or math.inf)
+        if order is False:
+            return self._prove_again(batches)
+        if order is True:
             self._answers.end()
             runtime.become(runtime.identity.live())
             runtime.pulse(runtime.standing.rank.step or 0)
@@ -100,6 +116,7 @@ class Rehearsal:
     def close(self, error: BaseException | None, batches: Batches | None) -> bool:
         """End a step; return whether `error` is absorbed."""
         self._done += 1
+        self._step_s = time.monotonic() - self._began
         self._runtime.fabric.witness = None
         trial = self._trial
         if trial is not None:
@@ -107,12 +124,43 @@ class Rehearsal:
             if error is not None:
                 trial.facts["error"] = repr(error)
             return True
+        if self._before is not None and error is not None:
+            return False  # it could do this step before: whatever has changed, it is not warm
         if error is not None:
             if self._done == self._runtime.config.rehearse_steps:
                 self._runtime.isolation.draw()
                 return False  # not one step could be rehearsed to its end: let the user see why
             logger.warning("rehearsal of step %d: %s", self._done - 1, error)
         return True
+
+    # --- at rest ----------------------------------------------------------------------------------
+
+    def _prove_again(self, batches: Batches) -> Step:
+        """Return one more step, to show that it still can; what it changes is put back."""
+        record = Record.capture(self._engine.tracked, position=batches.position()).encode()
+        before = Copying(self._engine.tracked, step=self._done, record=record).finish()
+        self._before = before
+        self._watchdog = threading.Timer(self._runtime.config.prove_s, self._give_up)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        self._began = time.monotonic()
+        return Step(self._engine, self._done, batches.next())
+
+    def _give_up(self) -> None:
+        limit_s = self._runtime.config.prove_s
+        self._runtime.die(f"the standby did not end another shadow step within {limit_s:g} s")
+
+    def _put_back(self) -> None:
+        """Be as before the step that was done once more, if there was one."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        assert self._watchdog is not None
+        self._watchdog.cancel()
+        before.restore(self._engine.tracked)
+        self._engine.adopt(before.record)
+        Record.decode(before.record).restore_rng()
+        self._proofs += 1
 
     # --- the proof --------------------------------------------------------------------------------
 
@@ -135,6 +183,7 @@ class Rehearsal:
             return None
 
     def _hand_out(self, trial: proof.Trial, batches: Batches) -> Step:
+        self._began = time.monotonic()
         step = Step(self._engine, trial.index, batches.next())
         self._runtime.fabric.witness = trial.witness
         trial.begin(step.batch)
@@ -166,6 +215,7 @@ class Rehearsal:
                 schema=self._engine.schema(),
                 cast=runtime.cast,
                 proof=said,
+                warmth=look(self._engine.tracked, step_s=self._step_s, proofs=self._proofs),
                 recorded=self._answers.recorded(),
             )
         )

@@ -9,6 +9,7 @@ No timeout in it decides anything: the only one ends the process when no control
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -75,15 +76,18 @@ class Switch:
         finally:
             self._standing.at_safe_point = False
 
-    def promotion(self) -> Welcome | None:
+    def promotion(self, timeout_s: float = math.inf) -> Welcome | bool:
         """Wait, warm, until this standby is promoted and has passed into the job's world.
 
-        Return the order if it is to rehearse another slot instead.
+        Return whether it was within the time; the order if it is to rehearse another slot instead.
         """
+        until = time.monotonic() + timeout_s
         self._standing.at_safe_point = True
         try:
             while self._standing.rank.epoch == 0:
-                order = self._await_promotion()
+                order = self._await_promotion(until)
+                if order is None:
+                    return False
                 if isinstance(order, Welcome):
                     return order
                 try:
@@ -93,15 +97,18 @@ class Switch:
                         self._take(order)
                 except (LinkError, Interrupted) as error:
                     self._broke(order.plan.epoch, error)
-            return None
+            return True
         except SystemExit:  # it is ended: what the script does with that is nothing of the job's
             self._runtime.isolation.draw()
             raise
         finally:
             self._standing.at_safe_point = False
 
-    def _await_promotion(self) -> Prepare | Assign | Welcome:
-        """Return the next order that gives this standby a rank; report meanwhile if asked."""
+    def _await_promotion(self, until: float) -> Prepare | Assign | Welcome | None:
+        """Return the next order that gives this standby a rank; report meanwhile if asked.
+
+        None if there is none in time.
+        """
         runtime, standing = self._runtime, self._standing
         while True:
             standing.report(*standing.rank.revoked)
@@ -119,12 +126,14 @@ class Switch:
                     or prepare() is not None
                     or standing.next_cast(runtime.cast) is not None
                 ),
-                timeout_s=runtime.config.fence_after_s,
+                timeout_s=min(runtime.config.fence_after_s, max(0.0, until - time.monotonic())),
             )
             standing.raise_if_stopped()
             order = standing.next_assign(0) or prepare() or standing.next_cast(runtime.cast)
             if order is not None:
                 return order
+            if time.monotonic() >= until:
+                return None
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 import msgspec
 
 from tmover.cli.status import render
+from tmover.core.warmth import Warmth
 from tmover.wire import JobStatus, MoveStatus, SlotStatus, StandbyStatus, WaitStatus
 
 STATUS = JobStatus(
@@ -116,6 +117,20 @@ def test_a_standby_that_takes_every_slot_has_nothing_to_rehearse() -> None:
     shown = render(msgspec.structs.replace(STATUS, standbys=(ready,)))
 
     assert "\nstandby n: takes slots 0-1 as it is\n" in shown
+
+
+def test_what_of_a_standby_is_warm_is_said_with_its_age() -> None:
+    warm = Warmth(step_s=0.0123, modules=1234, state_bytes=3 << 20, graphs=2, loaders=4, proofs=7)
+    ready = StandbyStatus(
+        node="n", agent="n-a", state="warm", slot=1, takes=(0, 1), warmth=warm, warm_s=61.0
+    )
+
+    shown = render(msgspec.structs.replace(STATUS, standbys=(ready,)))
+
+    assert (
+        "\nstandby n: a shadow step in 12.3 ms, 1234 modules imported, 3.0 MiB of state, "
+        "2 compiled graphs, 4 loader workers; seen 61.0s ago, proven again 7 times\n"
+    ) in shown
 
 
 def test_a_status_is_a_plain_table() -> None:
