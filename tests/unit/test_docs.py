@@ -59,7 +59,7 @@ def test_the_makefile_lists_every_target() -> None:
         ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
     ).stdout
 
-    assert len(makefile.splitlines()) <= 90
+    assert len(makefile.splitlines()) <= 95
     assert targets == set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE))
 
 
