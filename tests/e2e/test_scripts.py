@@ -35,7 +35,7 @@ def test_a_standby_that_runs_another_model_is_refused_and_the_job_goes_on(
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     said = " ".join(outcome.status.notes)
     assert "tracked `model`, `optimizer` differ" in said
-    assert "tracked `model`, `optimizer` differ" in training.log()
+    eventually(lambda: "tracked `model`, `optimizer` differ" in training.log())
 
 
 def test_a_script_that_fails_by_itself_ends_the_job_with_its_error(cluster: LocalCluster) -> None:

@@ -166,7 +166,8 @@ def _fill(draft: Draft) -> None:
 
 
 def _assign(draft: Draft, loss: Loss, step: int) -> None:
-    broken = blame.unexplained(loss.accusations, draft.job.slots)
+    accused = blame.unexplained(loss.accusations, draft.job.slots)
+    broken = [one for one in accused if _are_there_still(draft.job, one)]
     relink = _relink(draft.job, broken)
     find = holders.copied if draft.job.copies else holders.sources
     sources = find(draft.job, step)
@@ -198,6 +199,20 @@ def _assign(draft: Draft, loss: Loss, step: int) -> None:
             )
         )
     draft.arm(Wait.SWITCH, epoch)
+
+
+def _are_there_still(job: Job, accusation: Accusation) -> bool:
+    """Return whether the processes that a link broke between are those that hold the ranks now.
+
+    Workers that were started again on their node have their names again, and none of its links.
+    """
+    now = {worker: end for name in job.slots for worker, end in _endpoints(job, name)}
+    then = {} if job.plan is None else {m.worker: m.endpoint for m in job.plan.members}
+    return all(then.get(worker) in (None, now.get(worker)) for worker in accusation)
+
+
+def _endpoints(job: Job, name: str) -> Iterable[tuple[str, str]]:
+    return zip(job.workers([name]), job.agents[name].endpoints, strict=False)
 
 
 def _relink(job: Job, broken: Iterable[Accusation]) -> tuple[tuple[str, str], ...]:

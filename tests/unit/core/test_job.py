@@ -1903,6 +1903,18 @@ def test_a_dead_slot_whose_agent_answers_begins_again_in_place_and_no_node_is_or
     assert actions[0].plan.member(1).endpoint == "a1:20"
 
 
+def test_links_that_broke_with_workers_started_again_are_no_reason_to_suspect_who_saw_it() -> None:
+    story = Story(standbys=0).training()
+    story.tell(broken("a0/0", "a1/0"), broken("a2/0", "a1/0"), exited("a1"))
+    story.tell(reported("a0/0", 5), reported("a2/0", 5), reported("a1/0", 5))
+
+    actions = story.warmed("a1", launch=2)
+
+    assert isinstance(actions[0], Assign)
+    assert actions[0].relink == ()
+    assert story.job.relinked == {}
+
+
 def test_what_a_worker_reported_in_an_earlier_launch_is_not_its_successors_state() -> None:
     story = Story(standbys=0).training()
     story.tell(broken("a0/0", "a1/0"), reported("a1/0", 5), exited("a1"))
