@@ -123,6 +123,7 @@ class PlainEngine:
         """Return the next step, or None at the end."""
         self._save(self._next - 1)
         if self._next >= self._total:
+            self._poll.end()
             self.checkpoints.finish(0, is_over=lambda: False)
             return None
         assert self._batches is not None
@@ -165,6 +166,12 @@ class _Poll:
         if self._group is not None:
             dist.all_gather_object(heard, said, group=self._group)
         return heard
+
+    def end(self) -> None:
+        """Wait for the last count: a process that ends in the middle of one is aborted by torch."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
     def next(self) -> bool:
         """Return what was asked before the last step's end, and have what was asked since counted.
