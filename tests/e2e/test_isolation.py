@@ -41,10 +41,11 @@ def test_a_joiner_writes_the_job_s_files_from_its_first_real_step_on_and_not_bef
     training = careless(cluster, {"TMOVER_WORKER_SCRATCH": str(scratch)})
     training.until_movable()
     leaver, saved = training.worker(training.node_of(1)), cluster.state / "saved"
-    eventually(lambda: len((saved / "pids").read_text().split()) == HELD + 1)
+    eventually(lambda: len((saved / "last.pids").read_text().split()) == HELD + 1)
     assert torch.load(saved / "last.pt") == {"step": HELD}  # the standby has saved its own step 2
-    assert set((saved / "pids").read_text().split()) == {str(leaver.pid)}
-    assert list(scratch.rglob("rank*.log"))
+    assert set((saved / "last.pids").read_text().split()) == {str(leaver.pid)}
+    assert torch.load(saved / "first.pt") == {"step": HELD}  # so has a standby that rests there
+    assert list(scratch.rglob("first.pt"))
 
     outcome = move_who_saves(training)
 

@@ -1,4 +1,4 @@
-"""A script that writes wherever it comes along: its last rank saves without asking `committed`.
+"""A script that writes where it comes along: two ranks save without asking `committed`.
 
 It draws random numbers, counts and steps in whatever way a script may, and logs with each step
 whether Python's functions are those that Python came with. `--hold STEP FILE` as `train_small`.
@@ -75,11 +75,12 @@ def main() -> None:
             scheduler.step()
             average.update_parameters(body)
             log.emit(_line(f"{step.index} {next(IDS) >= 0} {_is_untouched()}"))
-            if session.rank == session.world_size - 1:
-                draft = places[1] / "last.draft"
+            if session.rank in {0, session.world_size - 1}:
+                name = "last" if session.rank else "first"
+                draft = places[1] / f"{name}.draft"
                 torch.save({"step": step.index}, draft)
-                draft.replace(places[1] / "last.pt")
-                _append(places[1] / "pids", f"{os.getpid()}\n")
+                draft.replace(places[1] / f"{name}.pt")
+                _append(places[1] / f"{name}.pids", f"{os.getpid()}\n")
             if session.rank == 0:
                 _hold(arguments.hold, step.index if step.committed else -1)
     finally:
