@@ -50,6 +50,10 @@ class JobSpec:
     """What each node runs: `tmover run ...`."""
     env: Mapping[str, str]
     cwd: pathlib.Path
+    pool: str = ""
+    """Jobs that name the same pool lend each other standbys."""
+    refill: bool = False
+    """Whether the controller starts the standbys, and others for those that are used up."""
 
 
 def agent_argv(
@@ -112,11 +116,18 @@ class LocalCluster:
         self.scheduler.check_room(spec.nodes + spec.standby)
         with self._starter.locked(), uninterrupted():
             self._ensure_controller()
-            request = wire.SubmitRequest(nnodes=spec.nodes, nproc=spec.nproc, owner=user_name())
+            request = wire.SubmitRequest(
+                nnodes=spec.nodes,
+                nproc=spec.nproc,
+                owner=user_name(),
+                standby=spec.standby if spec.refill else 0,
+                pool=spec.pool,
+            )
             job = self.ask(request).job
             self._jobs.append(job)
         try:
-            names = self.scheduler.claim(job, spec.nodes + spec.standby)
+            started = 0 if spec.refill else spec.standby
+            names = self.scheduler.claim(job, spec.nodes + started)
             command = Command(
                 argv=spec.argv, env=dict(spec.env), cwd=str(spec.cwd), logs=str(self.logs(job))
             )

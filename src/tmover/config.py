@@ -187,6 +187,8 @@ class StandbyConfig(_Table, frozen=True):
     """Features of the nodes to take if there is a choice (`--prefer`)."""
     count: int = 0
     """How many a job keeps if `tmover submit` does not say."""
+    pool: str = ""
+    """A user's jobs of one pool lend each other standbys; "" is none."""
 
 
 class Config(_Table, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Mapping
 
@@ -11,6 +12,31 @@ import msgspec
 
 from tmover.config import slurm_job, state_directory
 from tmover.errors import ConfigError
+
+_OWN = re.compile(
+    r"SLURM.*|SBATCH.*|SRUN.*|PMI.*|CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|GPU_.*|ZE_.*"
+    r"|HOSTNAME|HOST|TMPDIR|_|PWD|OLDPWD|SHLVL|TERM.*|COLUMNS|LINES|WINDOWID|DISPLAY|LS_COLORS"
+    r"|SSH_.*|XDG_.*|DBUS_.*|TMUX.*|STY|INVOCATION_ID|JOURNAL_STREAM|KRB5CCNAME|LESS.*|MAIL"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_.*|TORCHELASTIC_.*"
+    r"|TMOVER_(STATE|JOB|NODE|ADDRESS|ROLE|SLOT|AGENT|AGENT_PID|PARENT_PID)"
+)
+"""Variables that are a node's, an allocation's, a login's or a worker's own."""
+
+
+def of_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an environment is the job's.
+
+    >>> of_job({"SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1", "TMOVER_JOB": "2"})
+    {'OMP_NUM_THREADS': '1'}
+    """
+    return {name: value for name, value in environ.items() if not _OWN.fullmatch(name)}
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """Have the environment of another job in this process; what is its own stays."""
+    for name in of_job(os.environ).keys() - env.keys():
+        del os.environ[name]
+    os.environ.update(env)
 
 
 def own_job(environ: Mapping[str, str]) -> str | None:

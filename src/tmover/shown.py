@@ -125,6 +125,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[Incident, ...] = ()
     """The newest moves and failures, oldest first: what happened in them, and when."""
 
+    pool: str = ""
+    """The jobs of one owner that name the same pool lend each other standbys; "" is none."""
+    pool_jobs: tuple[str, ...] = ()
+    """Those that share with this one now."""
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes on which it has ranks or standbys, by slot, standbys last."""

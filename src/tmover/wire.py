@@ -77,12 +77,35 @@ class WhoAreYou(Record, frozen=True, kw_only=True):
     boot: str
 
 
+class Program(Record, frozen=True, kw_only=True):
+    """What a job's nodes run, as an agent of it says: for standbys that other jobs lend to it."""
+
+    agent: str
+    script: str
+    """A path, or a module's name if `module`."""
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    flags: tuple[str, ...] = ()
+    """Torchrun's."""
+    cwd: str
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    """Without what is a node's own. It may hold secrets: it is never journaled."""
+
+    def __repr__(self) -> str:
+        """Return what may stand in a log."""
+        return f"Program(job={self.job!r}, agent={self.agent!r}, script={self.script!r})"
+
+
 class Greeting(Record, frozen=True, kw_only=True):
     """Goes before the first order to an agent that has joined: the job's secret, for its links."""
 
     agent: str
     boot: str
     secret: bytes
+    pool: str = ""
+    """The pool of the job; if there is one, its members answer with their `Program`."""
+    program: Program | None = None
+    """What the job runs, for a standby that another job has lent; None while that is not known."""
 
     def __repr__(self) -> str:
         """Return the greeting without its secret, fit for a log."""
@@ -202,6 +225,8 @@ class SubmitRequest(Request, frozen=True, kw_only=True):
     standby: int = 0
     """How many standbys are kept; one that is used up is ordered anew."""
     slurm: SlurmSpec | None = None
+    pool: str = ""
+    """Jobs of one owner that name the same pool lend each other standbys."""
 
 
 class CancelRequest(Request, frozen=True, kw_only=True):
@@ -242,7 +267,8 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
 
 AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
-ToController = Union[FromAgent, Heartbeat, AnyRequest]
+FromNode = Union[FromAgent, Program]
+ToController = Union[FromNode, Heartbeat, AnyRequest]
 FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, Siblings, AnyReply]
 FromWorker = Union[FromAgent, Hello, Endpoint, Pulse, Pace]
 Message = Union[ToController, FromController, FromWorker]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+import msgspec
 
 from tmover.agent.launcher import Launch, WorkerCommand
 from tmover.process import die_with_parent
@@ -236,12 +239,13 @@ class ForkLauncher:
     """Launches workers through a process that was forked before the agent had any thread."""
 
     def __init__(self, command: WorkerCommand) -> None:
+        self.command = command
         self._line, theirs = socket.socketpair()
         agent = os.getpid()
         self._zygote = os.fork()
         if self._zygote == 0:
             self._line.close()
-            _fork_launches(theirs, command, agent)
+            _fork_launches(theirs, agent)
         theirs.close()
         self._codes: dict[int, int] = {}
         self._buffer = b""
@@ -249,7 +253,9 @@ class ForkLauncher:
     def launch(self, env: Mapping[str, str]) -> Launch:
         """Start the workers."""
         self._line.setblocking(True)
-        self._line.sendall(json.dumps(dict(env)).encode() + b"\n")
+        told = {"env": {**os.environ, **env}, "cwd": os.getcwd()}  # noqa: PTH109 - as it is named
+        told["command"] = dataclasses.asdict(self.command)
+        self._line.sendall(json.dumps(told).encode() + b"\n")
         while True:
             kind, pid, code = self._read_line()
             if kind == "started":
@@ -293,7 +299,7 @@ class _ForkLaunch:
         return self._launcher.code(self.pid)
 
 
-def _fork_launches(line: socket.socket, command: WorkerCommand, agent: int) -> NoReturn:
+def _fork_launches(line: socket.socket, agent: int) -> NoReturn:
     """Fork a launch for each line that comes, and say when one has ended."""
     try:
         die_with_parent(agent)
@@ -316,7 +322,10 @@ def _fork_launches(line: socket.socket, command: WorkerCommand, agent: int) -> N
                 data = line.recv(1 << 20)
                 if not data:
                     os._exit(0)
-                pid = _fork_launch(command, json.loads(data), opened)
+                told = json.loads(data)
+                os.chdir(told["cwd"])
+                command = msgspec.convert(told["command"], WorkerCommand)
+                pid = _fork_launch(command, told["env"], opened)
                 line.sendall(json.dumps(("started", pid, 0)).encode() + b"\n")
     except BaseException:  # noqa: BLE001 - the process ends here
         traceback.print_exc()
@@ -382,6 +391,7 @@ def _fork_worker(command: WorkerCommand, env: dict[str, str], local_rank: int) -
         return pid
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, WORKER_NAME.format(local_rank).encode(), 0, 0, 0)
+    os.environ.clear()
     os.environ.update(env)
     os.environ.update(
         TMOVER_PARENT_PID=str(torchrun),

@@ -45,6 +45,9 @@ class ScriptedScheduler:
         self.calls.append(f"end {node}: {reason}")
         _next(self.ends)
 
+    def reassign(self, node: str, job: str, to: str) -> None:
+        self.calls.append(f"reassign {node} from {job} to {to}")
+
     def order(self, job: str, exclude: Collection[str]) -> str | None:
         self.calls.append(f"order {job} but {','.join(exclude)}")
         answer = _next(self.orders)

@@ -68,6 +68,8 @@ class Training:
         script: pathlib.Path | None = None,
         settings: Mapping[str, str] | None = None,
         name: str = "trace",
+        pool: str = "",
+        refill: bool = False,
     ) -> None:
         """Submit it. `name`: of its traces, if it is not the only job of its cluster."""
         self.cluster = cluster
@@ -100,6 +102,8 @@ class Training:
                 argv=argv,
                 env=env,
                 cwd=cluster.state,
+                pool=pool,
+                refill=refill,
             )
         )
 

@@ -79,6 +79,14 @@ class Intercom:
             self._send(identity, greeting)
             self._send(identity, welcome)
 
+    def renew(self) -> None:
+        """Begin anew with the same workers: they are to be another job's, and listen elsewhere."""
+        self._introduction = None
+        self._pending.clear()
+        self._endpoints.clear()
+        self._paces.clear()
+        self.pulses.clear()
+
     def relay(self, order: AnyOrder) -> None:
         """Pass an order on to all workers; those that have not said hello hear it when they do."""
         if len(self._ranks) < self._nproc or isinstance(order, Stop):

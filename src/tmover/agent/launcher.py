@@ -32,6 +32,9 @@ class Launcher(Protocol):
     It is made before the agent has any thread; it may keep a process of its own for later launches.
     """
 
+    command: WorkerCommand
+    """What workers run. It may be another one from some launch on, in another directory."""
+
     def launch(self, env: Mapping[str, str]) -> Launch:
         """Start all workers of the node, with `env` beside the agent's own environment."""
         ...
@@ -83,14 +86,14 @@ class TorchrunLauncher:
     """Runs torchrun for this node alone."""
 
     def __init__(self, command: WorkerCommand) -> None:
-        self._command = command
+        self.command = command
 
     def launch(self, env: Mapping[str, str]) -> Launch:
         """Start torchrun in a process group of its own: a Ctrl-C goes to the agent alone.
 
         What it is spared stays blocked in its workers, until they handle it.
         """
-        argv = [*python_argv("tmover.agent.torchrun"), *self._command.torchrun_argv()]
+        argv = [*python_argv("tmover.agent.torchrun"), *self.command.torchrun_argv()]
         environment = {**os.environ, **env, PARENT: str(os.getpid())}
         pid = os.posix_spawn(argv[0], argv, environment, setpgroup=0, setsigmask=SPARED)
         return _Torchrun(pid)

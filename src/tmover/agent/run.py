@@ -8,18 +8,21 @@ for what the controller makes of it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import os
 import signal
 import time
 from typing import NamedTuple
 
+import msgspec
 import zmq
 
 from tmover import wire
+from tmover.agent import programs
 from tmover.agent.crew import Loss
 from tmover.agent.launcher import Launcher
+from tmover.agent.orphans import end_children, reap_children
 from tmover.agent.signals import SignalPipe
 from tmover.agent.team import Team
 from tmover.agent.uplink import Uplink
@@ -30,6 +33,7 @@ from tmover.core.orders import (
     Arm,
     Assign,
     Done,
+    Lend,
     Prepare,
     Probe,
     Revoke,
@@ -39,7 +43,7 @@ from tmover.core.orders import (
 )
 from tmover.environment import AgentEnvironment
 from tmover.errors import ConfigError, ControllerUnavailable, Refused
-from tmover.process import adopt_orphans, descendants, identify, send_signal, wait_gone
+from tmover.process import adopt_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,6 @@ _NOTHING_TO_SAVE_S = 1.0
 """How long workers that have trained no step may take to end when their job has failed."""
 _REASSURANCES = 8
 """How often within `fence_after_s` workers are told that the controller is there."""
-_DIE_S = 10.0
 
 
 class Exit(NamedTuple):
@@ -71,15 +74,26 @@ def run(place: AgentEnvironment, config: Config, launcher: Launcher, joined: Joi
     with SignalPipe(_PASSED_ON) as signals:
         team.start()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        uplink = Uplink(place, joined, config.agent, context)
+        lent: Lend | None = None
         try:
             team.listen(context)
-            return Agent(config, joined, team=team, uplink=uplink, context=context).serve(signals)
+            while True:
+                with contextlib.closing(Uplink(place, joined, config.agent, context)) as uplink:
+                    agent = Agent(
+                        config, joined, team=team, uplink=uplink, context=context, lent=lent
+                    )
+                    end = agent.serve(signals)
+                if isinstance(end, Exit):
+                    return end
+                lent = end
+                joined = msgspec.structs.replace(
+                    joined, job=lent.to, standby=True, slot=None, lent_by=lent.job
+                )
+                team.lend(joined)
         finally:
             team.end()
             launcher.close()
             end_children()
-            uplink.close()
             context.destroy(linger=0)
 
 
@@ -94,7 +108,10 @@ class Agent:
         team: Team,
         uplink: Uplink,
         context: zmq.Context[zmq.Socket[bytes]],
+        lent: Lend | None = None,
     ) -> None:
+        """`lent`: how it has come to this job, from another one, with that one's workers."""
+        self._lent = lent
         self._config = config.agent
         self._fence_after_s = config.worker.fence_after_s
         self._joined = joined
@@ -107,13 +124,13 @@ class Agent:
         self._loss: Loss | None = None
         self._stop: Stop | None = None
         self._signal: int | None = None
-        self._exit: Exit | None = None
+        self._exit: Exit | Lend | None = None
         self._refusal = ""
         self._started_at = self._watch_at = self._reassure_at = time.monotonic()
         self._stop_by = math.inf
 
-    def serve(self, signals: SignalPipe) -> Exit:
-        """Serve until the end."""
+    def serve(self, signals: SignalPipe) -> Exit | Lend:
+        """Serve until the end, or until this node is to be another job's."""
         while self._exit is None:
             ready = self._wait(signals)
             now = time.monotonic()
@@ -150,6 +167,9 @@ class Agent:
                     msg = f"{self._refusal}: submit its script with `tmover submit`"
                     raise Refused(msg)
                 raise ControllerUnavailable(uplink.explain())
+        elif self._awaits_program and now - self._started_at > self._config.join_s:
+            msg = f"no node of job {self._joined.job} has said what it runs"
+            raise Refused(msg)
         if self._stop is not None and (not self._team.is_running or now >= self._stop_by):
             self._team.end()
             self._exit = Exit(self._stop.code, self._stop.reason)
@@ -176,7 +196,8 @@ class Agent:
 
     def _hear_workers(self) -> None:
         for event in self._team.hear():
-            self._uplink.tell(event)
+            if event.job == self._joined.job:  # else it was said in the job before
+                self._uplink.tell(event)
         endpoints = self._team.endpoints
         if endpoints is not None and self._welcome is not None and not self._launched:
             self._launched = True
@@ -191,15 +212,15 @@ class Agent:
 
     def _on_message(self, message: wire.FromController, now: float) -> None:
         if isinstance(message, wire.Greeting):
-            self._greeting = message
+            self._on_greeting(message)
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Probe):
-            if self._team.lives():
-                job, agent = self._joined.job, self._joined.agent
-                self._uplink.answer(Answered(job=job, agent=agent, probe=message.probe))
+            self._on_probe(message)
         elif isinstance(message, Stop):
             self._on_stop(message, now)
+        elif isinstance(message, Lend):
+            self._on_lend(message)
         elif isinstance(message, _RELAYED):
             self._team.relay(message)
         elif isinstance(message, wire.RefusedReply):
@@ -209,6 +230,43 @@ class Agent:
             if self._welcome is None:
                 raise Refused(message.text)
             logger.warning("the controller refused: %s", message.text)
+
+    @property
+    def _awaits_program(self) -> bool:
+        """Whether this node was lent, and does not know yet what it is to run."""
+        return self._lent is not None and self._greeting is None
+
+    def _on_greeting(self, greeting: wire.Greeting) -> None:
+        if self._awaits_program and greeting.program is None:
+            self._uplink.repeat()  # a controller that was started again is told it by others first
+            return
+        program = greeting.program or (self._greeting and self._greeting.program)
+        self._greeting = msgspec.structs.replace(greeting, program=program)
+        if greeting.pool and (self._lent is None or self._welcome is not None):
+            self._uplink.answer(programs.describe(self._joined, self._team.command))
+
+    def _on_probe(self, probe: Probe) -> None:
+        if self._team.lives():
+            job, agent = self._joined.job, self._joined.agent
+            self._uplink.answer(Answered(job=job, agent=agent, probe=probe.probe))
+
+    def _on_lend(self, lend: Lend) -> None:
+        if self._stop is None and self._signal is None:
+            logger.info("lent to job %s", lend.to)
+            self._exit = lend
+
+    def _move_in(self, lent: Lend, program: wire.Program, welcome: Welcome) -> None:
+        """Run what this job runs: the workers another job has warmed, if they can do it."""
+        own = programs.describe(self._joined, self._team.command)
+        self._team.command = programs.take_over(program, self._joined.nproc)
+        can_stay = welcome.sandbox and not lent.afresh and programs.is_alike(own, program)
+        if can_stay and self._team.is_running and self._team.lives():
+            logger.info("the workers go on in job %s", welcome.job)
+            return
+        logger.info("the workers are started afresh for job %s", welcome.job)
+        self._team.end()
+        self._team.start()
+        self._team.listen(self._context)
 
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self._welcome
@@ -232,6 +290,8 @@ class Agent:
             raise ConfigError(msg)
         logger.info("launch %s in slot %s", welcome.launch, welcome.slot)
         self._welcome = welcome
+        if before is None and self._lent is not None and self._greeting.program is not None:
+            self._move_in(self._lent, self._greeting.program, welcome)
         if before is not None:
             self._team.end()
             self._uplink.forget()
@@ -316,27 +376,3 @@ def shell_code(code: int) -> int:
     (137, 3)
     """
     return code if code >= 0 else 128 - code
-
-
-def reap_children() -> None:
-    """Collect every child that has ended, adopted ones too."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def end_children() -> None:
-    """Kill whatever this process started or adopted, and collect it."""
-    me = identify(os.getpid())
-    deadline = time.monotonic() + _DIE_S
-    while time.monotonic() < deadline:
-        left = descendants(os.getpid()) - {me}
-        for process in left:
-            send_signal(process, signal.SIGKILL)
-        wait_gone(left, timeout_s=_DIE_S)
-        reap_children()
-        if not left:
-            return
-    logger.error("processes %s do not end, though killed", sorted(p.pid for p in left))

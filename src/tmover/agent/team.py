@@ -10,7 +10,7 @@ import zmq
 from tmover import wire
 from tmover.agent.crew import Crew, Loss
 from tmover.agent.intercom import Intercom, new_address
-from tmover.agent.launcher import Launcher
+from tmover.agent.launcher import Launcher, WorkerCommand
 from tmover.config import AgentConfig
 from tmover.core.events import CARRIED_ALONG, FromAgent, Joined
 from tmover.core.orders import AnyOrder, Welcome
@@ -31,6 +31,15 @@ class Team:
         self._address = ""
         self._early: dict[int, None] = {}
         """Signals that came before the launch had trained: workers that come later get them."""
+
+    @property
+    def command(self) -> WorkerCommand:
+        """What workers run, from the next launch on."""
+        return self._launcher.command
+
+    @command.setter
+    def command(self, command: WorkerCommand) -> None:
+        self._launcher.command = command
 
     @property
     def is_running(self) -> bool:
@@ -73,6 +82,13 @@ class Team:
         """Open the line that the workers of the launch were told of."""
         joined = self._joined
         self._intercom = Intercom(context, self._address, agent=joined.agent, nproc=joined.nproc)
+
+    def lend(self, joined: Joined) -> None:
+        """Be another job's from now on; the workers are to hear it when they are introduced."""
+        self._joined = joined
+        self._early.clear()
+        if self._intercom is not None:
+            self._intercom.renew()
 
     def introduce(self, greeting: wire.Greeting, welcome: Welcome) -> None:
         """Tell the workers who they are."""

@@ -85,12 +85,16 @@ class Uplink:
         self._kept[key] = event
         self._send(event)
 
+    def repeat(self) -> None:
+        """Say everything again at the next tick, as if it had not been heard."""
+        self._unsaid = True
+
     def forget(self) -> None:
         """Keep nothing any more: the workers that said it are gone."""
         self._kept.clear()
 
-    def answer(self, event: FromAgent) -> None:
-        """Send an event that means nothing later."""
+    def answer(self, event: wire.FromNode) -> None:
+        """Send what means nothing later."""
         self._send(event)
 
     def tick(self, now: float, heartbeat: wire.Heartbeat) -> None:

@@ -41,6 +41,7 @@ class BatchJob:
     asked: tuple[Option, ...]
     """The same, and those of the script."""
     standby: int
+    pool: str
     headless: bool
     configuration: Config
     config: pathlib.Path | None
@@ -100,6 +101,7 @@ def describe(
     configuration: Config,
     *,
     standby: int | None,
+    pool: str,
     headless: bool,
     state: pathlib.Path | None,
     config: pathlib.Path | None,
@@ -122,6 +124,7 @@ def describe(
         given=tuple(merged(given)),
         asked=tuple(merged(of_script, environ, given)),
         standby=configuration.standby.count if standby is None else standby,
+        pool=pool,
         headless=headless,
         configuration=configuration,
         config=config,

@@ -69,6 +69,8 @@ def job_spec(
     *arguments: str,
     module: bool,
     resume: bool = False,
+    pool: str = "",
+    refill: bool = False,
 ) -> JobSpec:
     """Return the job that the command line describes; it inherits this process's environment."""
     from tmover.agent.launcher import count_workers
@@ -83,6 +85,8 @@ def job_spec(
         argv=agent_argv(script, *arguments, nproc=nproc, module=module),
         env={**os.environ, **({"TMOVER_RESUME": "1"} if resume else {})},
         cwd=pathlib.Path.cwd(),
+        pool=pool,
+        refill=refill,
     )
 
 

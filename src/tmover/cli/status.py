@@ -80,6 +80,9 @@ def render(status: JobStatus) -> str:
             lines += ["", f"standby {standby.node}: {_warmth(standby)}"]
         if standby.recorded:
             lines += ["", f"standby {standby.node} rehearsed with {standby.recorded}"]
+    if status.pool and status.code is None:
+        jobs = ", ".join(status.pool_jobs) or "none yet"
+        lines += ["", f"pool {status.pool}: standbys are shared with other jobs: {jobs}"]
     lines += _troubles(status)
     lines += incidents.lines(status)
     if status.allocations:

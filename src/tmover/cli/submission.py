@@ -183,7 +183,12 @@ def _tell(job: BatchJob, number: str, nnodes: int) -> None:
         env=job.env,
     )
     request = wire.SubmitRequest(
-        nnodes=nnodes, nproc=0, owner=user_name(), standby=job.standby, slurm=spec
+        nnodes=nnodes,
+        nproc=0,
+        owner=user_name(),
+        standby=job.standby,
+        slurm=spec,
+        pool=job.pool,
     )
     ask(job.state, request, job.configuration.controller.request_s)
 
@@ -243,6 +248,7 @@ def _report(job: BatchJob, info: JobInfo, nnodes: int, *, as_json: bool) -> None
             "state": str(info.state.value),
             "reason": info.reason if waits else "",
             "standby": job.standby,
+            "pool": job.pool,
             "headless": job.headless,
             "logs": logs,
             "state_directory": str(job.state),

@@ -42,6 +42,12 @@ class _Submit(click.Command):
     help="Nodes that stand by. [default: count in the table [standby], 0]",
 )
 @click.option(
+    "--pool",
+    type=Text(),
+    metavar="NAME",
+    help="Share standbys with your jobs of the same NAME. [default: pool in the table [standby]]",
+)
+@click.option(
     "--resume", is_flag=True, help="Go on from the newest checkpoint of `session.checkpoint`."
 )
 @click.option("--headless", is_flag=True, help="Hold the nodes with salloc, without a batch host.")
@@ -77,6 +83,7 @@ def command(
     /,
     *,
     standby: int | None,
+    pool: str | None,
     resume: bool,
     headless: bool,
     dry_run: bool,
@@ -108,6 +115,7 @@ def command(
     from tmover.config import load
 
     configuration = load(config)
+    shared = configuration.standby.pool if pool is None else pool
     if local:
         if headless or dry_run or unchecked or as_json:
             msg = "--headless, --dry-run, --unchecked and --json are for jobs of Slurm"
@@ -123,6 +131,8 @@ def command(
             *arguments,
             module=module,
             resume=resume,
+            pool=shared,
+            refill=True,
         )
         here.run(spec, configuration, state, config=config, detach=detach)
         return
@@ -137,6 +147,7 @@ def command(
         ctx.meta.get(_SBATCH, ()),
         configuration,
         standby=standby,
+        pool=shared,
         headless=headless,
         state=state,
         config=config,

@@ -14,6 +14,7 @@ from tmover.scheduler.slurm.options import Option, Takes, sbatch
 
 _OWN = {
     "standby": Takes.VALUE,
+    "pool": Takes.VALUE,
     "resume": Takes.NOTHING,
     "headless": Takes.NOTHING,
     "dry-run": Takes.NOTHING,

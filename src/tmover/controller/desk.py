@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from tmover.controller.journal import Entry, Journal, Settled
 from tmover.core.events import AnyEvent, DeadlinePassed, StandbysGone, Submitted, Wait
 from tmover.core.job import Job, decide
-from tmover.core.orders import Action, EndJob, EndNode, Errand, Note, OrderNode, ReleaseNode
+from tmover.core.orders import (
+    Action,
+    EndJob,
+    EndNode,
+    Errand,
+    Note,
+    OrderNode,
+    ReassignNode,
+    ReleaseNode,
+)
 from tmover.core.phase import Stage
 from tmover.errors import JournalError
 
@@ -128,7 +137,7 @@ class Desk:
     @staticmethod
     def _account(ledger: Ledger, actions: Iterable[Action], at: float) -> None:
         for action in actions:
-            if isinstance(action, (EndNode, OrderNode, ReleaseNode, EndJob)):
+            if isinstance(action, (EndNode, OrderNode, ReleaseNode, ReassignNode, EndJob)):
                 ledger.effects.append(action)
             elif isinstance(action, Note):
                 ledger.note(action.text, at)

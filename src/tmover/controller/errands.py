@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
@@ -18,7 +18,7 @@ from tmover.controller.desk import Ledger
 from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
 from tmover.core.draft import avoided
-from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReassignNode, ReleaseNode
 from tmover.core.phase import Stage
 from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocations, Outcome, Scheduler
@@ -45,12 +45,17 @@ class Errands:
         post: Callable[[Settled], None],
         allocations: Allocations | None = None,
         is_there: Callable[[Who], bool] = lambda _: False,
+        borrow: Callable[[str], Awaitable[str]] | None = None,
         goodbye_s: float = _GOODBYE_S,
     ) -> None:
-        """`allocations` serve the jobs that have some; `is_there` says who is still heard of."""
+        """`allocations` serve the jobs that have some; `is_there` says who is still heard of.
+
+        `borrow` gets a job a standby of another one, and says so; "" if none can be had.
+        """
         self._scheduler = scheduler
         self._allocations = allocations
         self._is_there = is_there
+        self._borrow = borrow
         self._again_s = again_s
         self._goodbye_s = goodbye_s
         self._post = post
@@ -89,6 +94,10 @@ class Errands:
         if isinstance(effect, ReleaseNode):
             await self._see_off(Who(effect.job, effect.agent))
         while _is_wanted(ledger, effect):
+            if isinstance(effect, OrderNode) and self._borrow is not None:
+                note = await self._borrow(effect.job)
+            if note:
+                break
             is_done, text = await asyncio.to_thread(self._try, ledger, effect)
             if is_done:
                 note = text
@@ -143,6 +152,8 @@ class Errands:
                 return self._allocations.carry_out(effect)
             if isinstance(effect, OrderNode):
                 return self._order(effect)
+            if isinstance(effect, ReassignNode):
+                self._scheduler.reassign(effect.node, effect.job, effect.to)
             return self._end(effect) if isinstance(effect, EndNode) else Outcome.done()
         except (SchedulerError, ConfigError, OSError) as error:
             return Outcome.not_yet(str(error))
@@ -182,7 +193,7 @@ def _is_wanted(ledger: Ledger, effect: Errand) -> bool:
         return False
     if isinstance(effect, OrderNode):
         return job.ordered.nodes > 0 and job.phase.stage is not Stage.ENDED
-    if isinstance(effect, EndJob):
+    if isinstance(effect, EndJob | ReassignNode):
         return True
     return all(agent.node != effect.node for agent in job.agents.values())
 

@@ -94,4 +94,5 @@ class Intake:
             owner=job.owner,
             standby=job.reserve,
             allocated=True,
+            pool=job.pool,
         )

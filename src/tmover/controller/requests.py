@@ -16,6 +16,8 @@ from tmover.errors import Refused
 
 MAX_RANKS = 100_000
 MAX_NODES = 10_000
+MAX_NAME = 64
+"""Characters of a pool's name."""
 INTERNAL_ERROR = "an internal error, see the controller's log"
 
 
@@ -30,6 +32,9 @@ def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
             f"1 to {MAX_RANKS} ranks on at most {MAX_NODES} nodes can be looked after"
         )
         raise Refused(msg)
+    if not fits_pool(request.pool):
+        msg = f"pool {request.pool!r}: write a name of up to {MAX_NAME} letters, digits, . _ or -"
+        raise Refused(msg)
     return Submitted(
         job=job,
         nnodes=request.nnodes,
@@ -37,7 +42,17 @@ def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
         owner=request.owner,
         standby=request.standby,
         allocated=request.slurm is not None,
+        pool=request.pool,
     )
+
+
+def fits_pool(name: str) -> bool:
+    """Return whether a pool may be called so; "" is none.
+
+    >>> fits_pool("llama-8b"), fits_pool(""), fits_pool("a b")
+    (True, True, False)
+    """
+    return not name or re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name, re.ASCII) is not None
 
 
 def choose(ledgers: Mapping[str, Ledger], job: str | None) -> str:

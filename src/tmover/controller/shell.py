@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import pathlib
 import time
 from collections.abc import Container, Iterable
@@ -27,9 +26,11 @@ from tmover.controller.errands import Errands
 from tmover.controller.gate import Gate
 from tmover.controller.intake import Intake
 from tmover.controller.journal import Entry, Settled
+from tmover.controller.lending import Lending, order_after
 from tmover.controller.presence import Presence, Who, speaker
 from tmover.controller.status import Views
 from tmover.controller.suspects import Suspects
+from tmover.controller.timers import Timers
 from tmover.controller.watch import AllocationWatch, Watch
 from tmover.controller.work import Item, Said, Work
 from tmover.core.events import (
@@ -41,7 +42,6 @@ from tmover.core.events import (
     LeaseExpired,
     Left,
     Submitted,
-    Wait,
 )
 from tmover.core.job import resume, wake
 from tmover.core.orders import (
@@ -50,9 +50,11 @@ from tmover.core.orders import (
     ArmDeadline,
     EndJob,
     EndNode,
+    Lend,
     Note,
     Order,
     OrderNode,
+    ReassignNode,
     ReleaseNode,
     Stop,
 )
@@ -105,17 +107,18 @@ class Controller:
         if self._allocated is not None and allocations is not None:
             self._views.allocation = self._allocated.seen
             self._views.scheduler = allocations.load
+        self._lending = Lending(desk, self.post)
         self._errands = Errands(
             scheduler,
             allocations=allocations,
+            borrow=self._lending.borrow,
             again_s=poll_s,
             post=self.post,
             is_there=lambda who: self._presence.seen(who) is not None,
         )
         self._views.troubles = self._errands.troubles
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
-        self._timers: dict[DeadlinePassed, asyncio.TimerHandle] = {}
-        """By the event that each posts when it fires."""
+        self._timers = Timers(config.deadlines, self.post)
         self._last_at = 0.0
 
     def post(self, item: Item) -> None:
@@ -157,7 +160,7 @@ class Controller:
                 self._presence.join(Who(name, agent.name), agent.node, None, now)
             for action in wake(ledger.job):
                 if isinstance(action, ArmDeadline):  # the rest is among the ledger's effects
-                    self._arm(action, extra_s=self._config.controller.lease_s)
+                    self._timers.arm(action, extra_s=self._config.controller.lease_s)
 
     async def _handle(self) -> None:
         while True:
@@ -200,6 +203,7 @@ class Controller:
                 self.post(LeaseExpired(job=who.job, agent=who.agent))
             for found in self._suspects.look(self._desk.jobs(), now):
                 self.post(found)
+            self._lending.look()
 
     # --- one turn ---------------------------------------------------------------------------------
 
@@ -267,6 +271,8 @@ class Controller:
             self._gate.send(route, wire.RefusedReply(text=work.refusal, is_unknown=is_unknown))
         elif isinstance(message, wire.Heartbeat):
             self._heartbeat(route, message)
+        elif isinstance(message, wire.Program):
+            self._lending.hear(message)
         elif isinstance(message, wire.StatusRequest):
             self._gate.send(route, self._views.reply(message, said.user))
         elif isinstance(message, Joined):
@@ -308,8 +314,7 @@ class Controller:
         who = Who(message.job, message.agent)
         secret = keys.read_secret(self._state, message.job)
         self._presence.join(who, message.node, route, time.monotonic())
-        greeting = wire.Greeting(job=who.job, agent=who.agent, boot=self._boot, secret=secret)
-        self._gate.send(route, greeting)
+        self._gate.send(route, self._lending.greeting(message, self._boot, secret))
         told = self._decide(entry) or []
         for order in resume(self._desk.ledgers[who.job].job, who.agent):
             if order not in told:
@@ -335,10 +340,10 @@ class Controller:
         if ledger is None:
             return []
         if isinstance(entry, DeadlinePassed):
-            self._timers.pop(msgspec.structs.replace(entry, at=0.0), None)
+            self._timers.fired(entry)
             if actions:
                 extra = {"job_id": entry.job, "epoch": entry.epoch}
-                wait_s = self._wait_s(entry.wait)
+                wait_s = self._timers.wait_s(entry.wait)
                 logger.info("%s_s (%s s) passed", entry.wait.value, wait_s, extra=extra)
         is_end = isinstance(entry, (Left, Exited, LeaseExpired))
         if is_end and ledger.job.allocated and self._allocations is not None:
@@ -348,7 +353,7 @@ class Controller:
             was = "nothing" if before is None else before.value
             extra = {"job_id": entry.job, "epoch": ledger.job.epoch}
             logger.info("job %s went from %s to %s", entry.job, was, stage.value, extra=extra)
-        for action in actions or ():
+        for action in [*(actions or ()), *order_after(entry)]:
             self._perform(action)
         if isinstance(entry, Settled):
             self._errands.settled(entry.effect)
@@ -360,10 +365,10 @@ class Controller:
             case Order():
                 self._order(action)
             case ArmDeadline():
-                self._arm(action)
+                self._timers.arm(action)
             case Note():
                 logger.info("job %s: %s", action.job, action.text, extra={"job_id": action.job})
-            case EndNode() | OrderNode() | ReleaseNode() | EndJob():
+            case EndNode() | OrderNode() | ReleaseNode() | ReassignNode() | EndJob():
                 pass  # the desk has it among the ledger's effects, for `Errands`
             case _:
                 assert_never(action)
@@ -372,25 +377,13 @@ class Controller:
         """Send, if the agent is there. If not, `resume` has it when the agent joins again."""
         who = Who(order.job, order.agent)
         seen = self._presence.seen(who)
-        if isinstance(order, Stop):
+        if isinstance(order, (Stop, Lend)):
             self._presence.release(who)
         if seen is None or seen.route is None:
             return
         logger.debug("sent %s", order)
         if not self._gate.send(seen.route, order):
             self._presence.drop_route(who)
-
-    def _arm(self, deadline: ArmDeadline, *, extra_s: float = 0.0) -> None:
-        passed = DeadlinePassed(job=deadline.job, wait=deadline.wait, epoch=deadline.epoch)
-        ago_s = time.time() - deadline.since if deadline.since else 0.0
-        seconds = max(0.0, self._wait_s(deadline.wait) - ago_s) + extra_s
-        if passed in self._timers:
-            self._timers.pop(passed).cancel()
-        loop = asyncio.get_running_loop()
-        self._timers[passed] = loop.call_later(seconds, self.post, passed)
-
-    def _wait_s(self, wait: Wait) -> float:
-        return float(getattr(self._config.deadlines, f"{wait.value}_s")) or math.inf
 
     # --- small things -----------------------------------------------------------------------------
 

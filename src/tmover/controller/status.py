@@ -13,6 +13,7 @@ from tmover.controller.desk import Desk, Ledger
 from tmover.controller.presence import Presence, Seen, Who
 from tmover.controller.stragglers import progress_of
 from tmover.controller.suspects import Suspects
+from tmover.core import pool
 from tmover.core.progress import lateness, straggler
 from tmover.core.roster import Job
 from tmover.core.view import MoveView, SlotView, StandbyView, WaitView, view
@@ -47,9 +48,12 @@ class Views:
         held = self.allocation(job)
         shown = () if held is None else (held.text, *held.standbys)
         suspect = self._suspects.of(job)
+        shared = [other.name for other in pool.partners(self._desk.jobs(), self._ledgers[job].job)]
         return msgspec.structs.replace(
             status,
             allocations=(*shown, *self.troubles(job)),
+            pool=self._ledgers[job].job.pool,
+            pool_jobs=tuple(shared),
             suspect="" if suspect is None else str(suspect),
             own=self._suspects.stragglers.of(job),
             slow=self._suspects.stragglers.sentence(job),

@@ -14,6 +14,7 @@ from tmover.core.orders import (
     ArmDeadline,
     Assign,
     Done,
+    Lend,
     Prepare,
     Probe,
     Revoke,
@@ -42,7 +43,9 @@ _NOWHERE = Plan(epoch=0, members=())
 def resume(job: Job, agent: str) -> list[AnyOrder]:
     """Return the orders that bring an agent which may have missed some to where it should be."""
     if agent in job.gone:
-        code, reason = job.gone[agent]
+        code, reason, to, afresh, _ = job.gone[agent]
+        if to:
+            return [Lend(job=job.name, agent=agent, to=to, afresh=afresh)]
         return [Stop(job=job.name, agent=agent, code=code, reason=reason)]
     known = job.agents.get(agent)
     if known is None:

@@ -18,6 +18,7 @@ from tmover.core.orders import (
     EndNode,
     Note,
     OrderNode,
+    ReassignNode,
     ReleaseNode,
     Stop,
     Welcome,
@@ -137,6 +138,15 @@ class Draft:
                 ReleaseNode(job=self.job.name, agent=name, node=agent.node, reason=farewell.reason)
             )
 
+    def lend(self, agent: Agent, to: str) -> None:
+        """Let another job have a standby, and its node with it."""
+        afresh = bool(self.job.stubborn)
+        self._forgo(agent.name, Farewell(0, f"lent to job {to}", to, afresh, self.at))
+        self.note(f"{agent.node} is lent to job {to}")
+        self.do(
+            ReassignNode(job=self.job.name, agent=agent.name, node=agent.node, to=to, afresh=afresh)
+        )
+
     def lose(self, name: str, reason: str) -> None:
         """Give up an agent with its node and every other agent on it, and fence the node.
 
@@ -181,10 +191,13 @@ class Draft:
         if self.job.allocated:
             self.do(EndJob(job=self.job.name, code=code, reason=reason))
 
-    def _drop(self, name: str, farewell: Farewell) -> None:
+    def _forgo(self, name: str, farewell: Farewell) -> None:
         self.forget(name)
         agents = {known: agent for known, agent in self.job.agents.items() if known != name}
         self.set(agents=agents, gone={**self.job.gone, name: farewell})
+
+    def _drop(self, name: str, farewell: Farewell) -> None:
+        self._forgo(name, farewell)
         self.do(Stop(job=self.job.name, agent=name, code=farewell.code, reason=farewell.reason))
 
 

@@ -29,8 +29,6 @@ SETTLED = 1
 DDP lays its buckets anew in its second forward, on the ranks of the job as on the standby that has
 rehearsed. Between that of the one and that of the others they would exchange different things.
 """
-
-
 CANCELLED = 130
 """The exit code of a job that somebody ended."""
 
@@ -111,15 +109,16 @@ class Joined(Event, frozen=True, kw_only=True):
     standby: bool
     slot: int | None = None
     """The slot its scheduler's position suggests; counts only before the first world is formed."""
+    lent_by: str = ""
+    """The job whose standby it was."""
 
 
 class Launched(Event, frozen=True, kw_only=True):
-    """All workers of the agent's launch number `launch` are up and listening."""
+    """All workers of the agent's launch number `launch` are up and listening, by local rank."""
 
     agent: str
     launch: int
     endpoints: tuple[str, ...]
-    """By local rank."""
 
 
 class Looping(Event, frozen=True, kw_only=True):
@@ -129,8 +128,7 @@ class Looping(Event, frozen=True, kw_only=True):
     launch: int
     schema: dict[str, str]
     placing: Placing = Placing.UNKNOWN
-    step: int = NO_STEP
-    """The last step that is in the checkpoint it goes on from."""
+    step: int = NO_STEP  # the last one in the checkpoint it goes on from
 
 
 class Sharing(Event, frozen=True, kw_only=True):
@@ -301,6 +299,8 @@ class Submitted(Event, frozen=True, kw_only=True):
     """How many standbys are kept: one that is used up or lost is ordered anew."""
     allocated: bool = False
     """The scheduler has the nodes in allocations, which may start late and must be ended."""
+    pool: str = ""
+    """Jobs of one owner that name the same pool lend each other standbys."""
 
 
 class MoveRequested(Event, frozen=True, kw_only=True):
@@ -330,6 +330,13 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
     node: str
     reason: str
+
+
+class Lent(Event, frozen=True, kw_only=True):
+    """A standby is to be of the job `to` from now on, which has none, if it is still idle."""
+
+    agent: str
+    to: str
 
 
 class StandbysGone(Event, frozen=True, kw_only=True):
@@ -374,11 +381,11 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     Joined, Launched, Looping, Sharing, Warm, Prepared, PrepareFailed, Entered, Verified, Passed,
     Stepped, Stored, Broken, Reported, Finished, Exited, Left, Answered, Submitted, MoveRequested,
-    NodeReady, CancelRequested, NodeLost, StandbysGone, LeaseExpired, Stuck, Straggling,
+    NodeReady, CancelRequested, NodeLost, Lent, StandbysGone, LeaseExpired, Stuck, Straggling,
     DeadlinePassed,
 ]  # fmt: skip
 Outside = (
-    Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | StandbysGone
+    Submitted | MoveRequested | NodeReady | CancelRequested | NodeLost | Lent | StandbysGone
     | LeaseExpired | Stuck | Straggling
 )  # fmt: skip
 """What people, the scheduler and suspicion say."""

@@ -41,6 +41,7 @@ def submit(draft: Draft, event: Submitted) -> None:
         owner=event.owner,
         reserve=event.standby,
         allocated=event.allocated,
+        pool=event.pool,
         slots=("",) * event.nnodes,
         phase=Forming(since=0),
     )
@@ -75,6 +76,7 @@ def join(draft: Draft, event: Joined) -> None:
             node=event.node,
             address=event.address,
             launch=1,
+            lent_by=event.lent_by,
             slot=standby.first_stop(job) if slot is None else slot,
             sandbox=slot is None,
         )

@@ -29,7 +29,7 @@ class Handing(NamedTuple):
     """The node that held it."""
     after: str
     path: str
-    """"standby", "same node" or "new node": one that came meanwhile."""
+    """"standby", "same node", or, if it came meanwhile, "lent" by another job or "new node"."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ After a restart it replays the journal, carries out the last event's actions aga
 from __future__ import annotations
 
 from tmover.core import epoch as epochs
-from tmover.core import form, move, recover, standby, straggler, timeline, waiting
+from tmover.core import form, move, pool, recover, standby, straggler, timeline, waiting
 from tmover.core.again import resume, wake
 from tmover.core.draft import Draft
 from tmover.core.events import (
@@ -30,6 +30,7 @@ from tmover.core.events import (
     Launched,
     LeaseExpired,
     Left,
+    Lent,
     Looping,
     MoveRequested,
     NodeLost,
@@ -163,21 +164,24 @@ def _hear_outside(draft: Draft, event: Outside) -> None:
             move.welcome_back(draft, node)
         case CancelRequested(reason=reason, code=code):
             draft.end(code, reason)
-        case NodeLost(node=node, reason=reason):
-            _lose_node(draft, node, reason)
+        case NodeLost() | LeaseExpired():
+            _lose(draft, event)
+        case Lent(agent=name, to=to):
+            pool.lend(draft, name, to)
         case StandbysGone(epoch=epoch):
             _await_no_order(draft, epoch)
-        case LeaseExpired(agent=name):
-            draft.lose(name, "its agent was not heard of for the lease")
         case Stuck():
             epochs.give_up_stuck(draft, event)
         case Straggling():
             straggler.hear(draft, event)
 
 
-def _lose_node(draft: Draft, node: str, reason: str) -> None:
-    for name in [agent.name for agent in draft.job.agents.values() if agent.node == node]:
-        draft.lose(name, reason)
+def _lose(draft: Draft, event: NodeLost | LeaseExpired) -> None:
+    if isinstance(event, LeaseExpired):
+        draft.lose(event.agent, "its agent was not heard of for the lease")
+        return
+    for name in [agent.name for agent in draft.job.agents.values() if agent.node == event.node]:
+        draft.lose(name, event.reason)
 
 
 def _hear_worker(draft: Draft, event: OfMoves) -> None:

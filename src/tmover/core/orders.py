@@ -113,6 +113,14 @@ class Probe(Order, frozen=True, kw_only=True):
     probe: int
 
 
+class Lend(Order, frozen=True, kw_only=True):
+    """Be a standby of the job `to` from now on, in the same processes if that can be."""
+
+    to: str
+    afresh: bool = False
+    """Whether it cannot: the script that they have run cannot be run twice in one process."""
+
+
 class Stop(Order, frozen=True, kw_only=True):
     """End. `code` 0 is a success or a release, anything else is the job's failure."""
 
@@ -120,7 +128,9 @@ class Stop(Order, frozen=True, kw_only=True):
     reason: str
 
 
-AnyOrder = Union[Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Store, Done, Probe, Stop]
+AnyOrder = Union[
+    Welcome, Start, Prepare, Arm, Abort, Revoke, Assign, Store, Done, Probe, Lend, Stop
+]
 
 
 # --- effects: what the controller does itself -----------------------------------------------------
@@ -161,6 +171,16 @@ class ReleaseNode(Record, frozen=True, kw_only=True):
     reason: str
 
 
+class ReassignNode(Record, frozen=True, kw_only=True):
+    """Let the node of a standby that is lent belong to the job `to`, as the scheduler sees it."""
+
+    agent: str
+    node: str
+    to: str
+    afresh: bool = False
+    """As in `Lend`, which follows once this is done."""
+
+
 class EndJob(Record, frozen=True, kw_only=True):
     """End whatever the scheduler still holds for a job that has ended."""
 
@@ -174,7 +194,7 @@ class Note(Record, frozen=True, kw_only=True):
     text: str
 
 
-Errand = Union[EndNode, OrderNode, ReleaseNode, EndJob]
+Errand = Union[EndNode, OrderNode, ReleaseNode, ReassignNode, EndJob]
 """What the scheduler is asked."""
 AnyEffect = Union[ArmDeadline, Errand, Note]
 Action = Union[AnyOrder, AnyEffect]

@@ -73,6 +73,12 @@ class Farewell(NamedTuple):
 
     code: int
     reason: str
+    to: str = ""
+    """The job that it was lent to: then it is told to go there instead of to end."""
+    afresh: bool = False
+    """As in `Lend`."""
+    at: float = 0.0
+    """When it was lent, by the controller's wall clock."""
 
 
 class Request(NamedTuple):
@@ -99,6 +105,8 @@ class Agent:
     node: str
     address: str
     launch: int
+    lent_by: str = ""
+    """The job whose standby it was before."""
     slot: int
     """The slot it holds; the one it rehearses while `sandbox`."""
     sandbox: bool
@@ -163,6 +171,8 @@ class Job:
     owner: str = ""
     reserve: int = 0
     """How many standbys are kept."""
+    pool: str = ""
+    """Jobs of one owner that name the same one lend each other standbys; "" is none."""
     allocated: bool = False
     """Whether the scheduler has its nodes in allocations, which are to be given back."""
     phase: Phase = dataclasses.field(default_factory=New)

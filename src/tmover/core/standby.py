@@ -96,7 +96,8 @@ def tend(draft: Draft) -> None:
     _rehearse_wanted(draft)
     _rehearse_on(draft)
     if all(draft.job.is_alive(agent) for agent in draft.job.slots):
-        draft.order(draft.job.reserve - len(spare(draft.job)))
+        asked = len(wanted(draft.job)) if draft.job.pool else 0  # others may have one
+        draft.order(max(draft.job.reserve, asked) - len(spare(draft.job)))
 
 
 def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
@@ -135,7 +136,7 @@ def hear_exit(draft: Draft, agent: Agent, end: Exit) -> None:
 
 def _rehearse_wanted(draft: Draft) -> None:
     """Let standbys rehearse a slot that waits for one, if none can take it as it is."""
-    for slot in _wanted(draft.job):
+    for slot in wanted(draft.job):
         job = draft.job
         usable = [agent for agent in spare(job) if agent.node not in job.requests]
         if any(agent.slot == slot and agent.cast for agent in usable) or candidates(job, slot):
@@ -197,14 +198,14 @@ def first_stop(job: Job, own: int | None = None) -> int:
 
     Of several the one that fewest rehearse already; `own` before all others, if it is one of them.
     """
-    wanted = _wanted(job)
-    if own in wanted:
-        return wanted[wanted.index(own)]
+    vacant = wanted(job)
+    if own in vacant:
+        return vacant[vacant.index(own)]
     coming = [agent.slot for agent in spare(job) if agent.node not in job.requests]
-    return min(wanted, key=coming.count, default=job.nnodes - 1)
+    return min(vacant, key=coming.count, default=job.nnodes - 1)
 
 
-def _wanted(job: Job) -> list[int]:
+def wanted(job: Job) -> list[int]:
     """Return the slots that are to be taken by a standby now."""
     if isinstance(job.phase, Waiting):
         return list(job.vacant())

@@ -186,7 +186,8 @@ def _handings(incident: Incident, job: Job) -> tuple[Handing, ...]:
         now = job.agents[name]
         if (was, launch) == (name, now.launch):
             continue
-        path = "same node" if was == name else "standby" if name in incident.idle else "new node"
+        came = "lent" if now.lent_by else "new node"
+        path = "same node" if was == name else "standby" if name in incident.idle else came
         found.append(Handing(slot, node, now.node, path))
     return tuple(found)
 

@@ -81,6 +81,10 @@ class Scheduler(Protocol):
         """Fence `node`: kill everything that a job runs there, at once. Returns when it is gone."""
         ...
 
+    def reassign(self, node: str, job: str, to: str) -> None:
+        """Let a node of `job`, and what runs there, belong to the job `to`."""
+        ...
+
     def order(self, job: str, exclude: Collection[str]) -> str | None:
         """Start another standby of `job`, not on a node in `exclude`; None if no node is free."""
         ...

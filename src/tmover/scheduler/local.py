@@ -104,6 +104,13 @@ class LocalScheduler:
         self.launch(job, free[0], standby=True)
         return free[0]
 
+    def reassign(self, node: str, job: str, to: str) -> None:
+        """Let a node of `job`, and what runs there, belong to the job `to`."""
+        with self._store.locked():
+            record = self._store.nodes().get(node)
+            if record is not None and record.job == job:
+                self._change(record, job=to)
+
     # --- what `tmover submit --local` and tests do besides ----------------------------------------
 
     def claim(self, job: str, count: int) -> list[str]:

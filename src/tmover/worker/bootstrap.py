@@ -16,6 +16,7 @@ import runpy
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -111,6 +112,11 @@ class _Doorstep:
             raise ControllerUnavailable(msg)
         return self.greeting, self.welcome
 
+    def take_back(self) -> None:
+        """Keep what comes from now on for the next runtime of this process."""
+        with self.known:
+            self.runtime, self._nearby = None, ()
+
     def hand_over(self, ready: Runtime) -> None:
         """Let the runtime hear everything from now on, what came early first."""
         with self.known:
@@ -171,8 +177,8 @@ def run(argv: list[str], environment: WorkerEnvironment) -> int:
     )
     control.start()
     try:
-        _runtime = _enter(door, control, environment)
-        return _perform(_runtime, argv)
+        _runtime = _enter(door, control)
+        return _perform(_runtime, argv, lambda: _enter(door, control), door)
     except (Exception, SystemExit) as error:
         if _runtime is not None:
             _runtime.isolation.lift()
@@ -216,12 +222,13 @@ def _confess(control: Control, local_rank: int, error: Exception | SystemExit) -
         _runtime.standing.wait_until_heard(after=began, timeout_s=_CONFESSION_S)
 
 
-def _enter(door: _Doorstep, control: Control, environment: WorkerEnvironment) -> Runtime:
+def _enter(door: _Doorstep, control: Control) -> Runtime:
     from tmover.comm import intercept
     from tmover.comm.fabric import Fabric
     from tmover.comm.timeouts import Timeouts
 
     greeting, welcome = door.wait()
+    environment = WorkerEnvironment.read()
     identity = Identity(
         job=welcome.job,
         agent=welcome.agent,
@@ -255,13 +262,35 @@ def _enter(door: _Doorstep, control: Control, environment: WorkerEnvironment) ->
     return made
 
 
-def _perform(made: Runtime, argv: list[str]) -> int:
+def _perform(made: Runtime, argv: list[str], enter: Callable[[], Runtime], door: _Doorstep) -> int:
     """Run the script, on a standby as often as it is told to, as another rank each time."""
     if not made.identity.sandbox:
         return _run_script(made, argv)
     from tmover.worker import performance
+    from tmover.worker.performance import Bill
+    from tmover.worker.surroundings import Surroundings
 
-    return performance.run(made, lambda: _run_script(made, argv))
+    def lend(before: Bill, around: Surroundings) -> Bill:
+        global _runtime
+        door.take_back()
+        _leave(before.made)
+        program = None if door.greeting is None else door.greeting.program
+        assert program is not None, "the agent has said what the job runs"
+        around.move(program.cwd, program.env)
+        _runtime = enter()
+        argv = [*(["-m"] if program.module else []), program.script, *program.arguments]
+        return Bill(_runtime, argv)
+
+    return performance.run(Bill(made, argv), lambda bill: _run_script(*bill), lend)
+
+
+def _leave(made: Runtime) -> None:
+    """Let nothing in this process be of the job that it was a standby of."""
+    from tmover.comm import intercept
+
+    intercept.uninstall()
+    made.isolation.leave()
+    made.close()
 
 
 def _run_script(made: Runtime, argv: list[str]) -> int:

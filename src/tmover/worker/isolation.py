@@ -101,15 +101,25 @@ class Isolation:
         detour, self._detour = self._detour, None
         if detour is None:
             return
-        assert self._network is not None
-        assert self._exits is not None
-        self._network.restore()
-        self._exits.restore()
+        self._put_back()
         if self._scratch is None:
             detour.remove()
         else:
             self._scratch.leave(detour, keep=self._settings.keep_scratch)
             self._scratch = None
+
+    def leave(self) -> None:
+        """Be of this job no longer, without having been a rank: nothing of what was done stays."""
+        detour, self._detour = self._detour, None
+        if detour is not None:
+            self._put_back()
+            detour.remove()
+
+    def _put_back(self) -> None:
+        assert self._network is not None
+        assert self._exits is not None
+        self._network.restore()
+        self._exits.restore()
 
     def draw(self) -> None:
         """Hide what the script does while it is unwound, if this is a rehearsal; see `curtain`."""

@@ -249,7 +249,7 @@ class Runtime:
             case Stop():
                 with self.standing.changing():
                     self.standing.stop = message
-            case Welcome() if message.launch == self.launch:
+            case Welcome() if message.launch == self.launch or message.job != self.identity.job:
                 self.standing.told(message)
 
     def _on_prepare(self, order: Prepare) -> None:

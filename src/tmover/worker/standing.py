@@ -233,10 +233,14 @@ class Standing:
             self.welcome = welcome
 
     def next_cast(self, after: int) -> Welcome | None:
-        """Return the order to run the script again that has come since the cast `after`."""
+        """Return the order to run the script again that has come since the cast `after`.
+
+        Another job's is one, too.
+        """
         with self.changed:
             order = self.welcome
-            return None if order is None or order.cast <= after else order
+            is_known = order is None or (order.job == self._job and order.cast <= after)
+            return None if is_known else order
 
     def raise_if_stopped(self) -> None:
         """Raise `SystemExit` if the controller has ended this process's part in the job."""

@@ -13,13 +13,14 @@ import pathlib
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from tmover.environment import adopt
 from tmover.state import rng
 from tmover.worker.variables import own_modules
 
@@ -68,6 +69,12 @@ class Surroundings:
         self._hooks = [(owner, name, dict(getattr(owner, name, {}))) for owner, name in _HOOKS]
         self._flags = [(put, get()) for get, put in _FLAGS]
         self._random = rng.capture()
+
+    def move(self, directory: str, env: Mapping[str, str]) -> None:
+        """Be in another job's directory and environment from now on."""
+        adopt(env)
+        os.chdir(directory)
+        self._directory, self._environment = directory, dict(os.environ)
 
     def restore(self) -> None:
         """Make the process so again, as far as Python code can tell."""

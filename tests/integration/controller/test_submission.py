@@ -43,7 +43,7 @@ def describe(cluster: LocalCluster, where: pathlib.Path, *options: Option) -> ba
     script.write_text(SCRIPT)
     return batch.describe(
         script, ("a b",), options, cluster.config,
-        standby=1, headless=False, state=cluster.state, config=None,
+        standby=1, pool="", headless=False, state=cluster.state, config=None,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
-from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReassignNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
 from tmover.owner import user_name
 from tmover.scheduler.hostlist import fold
@@ -165,6 +165,8 @@ class SlurmAllocations:
                 return self._take_away(errand.job, errand.node, is_sick=True)
             case ReleaseNode():
                 return self._take_away(errand.job, errand.node, is_sick=False)
+            case ReassignNode():
+                return self._reassign(errand)
             case EndJob():
                 return self._end(errand)
             case _:
@@ -211,6 +213,17 @@ class SlurmAllocations:
             if main is None or not is_ours or not main.state.is_running or node not in main.nodes:
                 return Outcome.done()
             return self._shrink(client, kept, main, node)
+
+    def _reassign(self, change: ReassignNode) -> Outcome:
+        """Have a standby job known as the other job's from now on."""
+        kept = self._kept(change.job)
+        client = self._client_of(kept.owner)
+        jobs = client.jobs({kept.owner})
+        own = [one for one in _standbys(change.job, kept, jobs) if change.node in one.nodes]
+        for one in own:
+            client.set_comment(one.id, tag(change.to))
+        self._poller.nudge()
+        return Outcome.done()
 
     def _shrink(self, client: SlurmClient, kept: Kept, main: JobInfo, node: str) -> Outcome:
         if not kept.spec.headless and node == main.batch_host:

@@ -142,6 +142,10 @@ class SlurmClient:
         """
         self._call(commands.shrink_argv(job, keep), rpcs=3, refused=resize_refusal)
 
+    def set_comment(self, job: str, comment: str) -> None:
+        """Replace a job's comment, which its owner may do."""
+        self._call(commands.comment_argv(job, comment), rpcs=1)
+
     def drain(self, node: str, reason: str) -> None:
         """Drain a node, which takes an administrator. Its `reason` is replaced if it is drained."""
         self._call(commands.drain_argv(node, reason), rpcs=1)

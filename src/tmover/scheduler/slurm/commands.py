@@ -197,6 +197,14 @@ def shrink_argv(job: str, keep: Sequence[str]) -> list[str]:
     return ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(map(_checked, keep))}"]
 
 
+def comment_argv(job: str, comment: str) -> list[str]:
+    """Return how to replace the comment of `job`."""
+    if not _JOB_ID.fullmatch(job):
+        msg = f"{job!r} is no job of Slurm"
+        raise ConfigError(msg)
+    return ["scontrol", "update", f"JobId={job}", f"Comment={comment}"]
+
+
 def drain_argv(node: str, reason: str) -> list[str]:
     """Return how to drain `node`. Slurm wants a reason; control characters become spaces."""
     plain = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip() or "drained by tmover"
