@@ -131,7 +131,9 @@ class Story:
         standbys: int = 1,
         reserve: int = 0,
         allocated: bool = False,
+        pool: str = "",
     ) -> None:
+        self.pool = pool
         self.job = Job(name="j")
         self.nnodes, self.nproc, self.standbys = nnodes, nproc, standbys
         self.reserve, self.allocated = reserve, allocated
@@ -179,6 +181,7 @@ class Story:
                 owner="me",
                 standby=self.reserve,
                 allocated=self.allocated,
+                pool=self.pool,
             )
         )
         return self

@@ -16,7 +16,7 @@ from tmover.controller.desk import Desk
 from tmover.controller.journal import Settled
 from tmover.core import pool
 from tmover.core.events import Joined, Lent
-from tmover.core.orders import Lend, ReassignNode
+from tmover.core.orders import Lend, OrderNode, ReassignNode
 from tmover.core.phase import Stage
 
 _POLL_S = 0.05
@@ -67,6 +67,8 @@ class Lending:
 
     async def borrow(self, name: str) -> str:
         """Have a standby lent to a job; say so once it is on its way, "" if none can be had."""
+        if coming := self._covering(name):
+            return f"standby {coming} is lent already"
         loan = self._lend_to(name)
         deadline = time.monotonic() + self._settled_s
         while loan is not None and time.monotonic() < deadline:  # it becomes the lender's event
@@ -79,6 +81,13 @@ class Lending:
                 break
             await asyncio.sleep(_POLL_S)
         return ""
+
+    def _covering(self, name: str) -> str:
+        """Return the standby on its way that was lent for an order of which nobody knows it."""
+        ledger, jobs = self._desk.ledgers[name], self._desk.jobs()
+        coming = pool.underway(pool.partners(jobs, ledger.job), ledger.job, time.time())
+        unsettled = sum(isinstance(effect, OrderNode) for effect in ledger.effects)
+        return coming[-1] if len(coming) > ledger.job.ordered.nodes - unsettled else ""
 
     def _lend_to(self, name: str) -> pool.Loan | None:
         if name not in self._programs:

@@ -96,8 +96,7 @@ def tend(draft: Draft) -> None:
     _rehearse_wanted(draft)
     _rehearse_on(draft)
     if all(draft.job.is_alive(agent) for agent in draft.job.slots):
-        asked = len(wanted(draft.job)) if draft.job.pool else 0  # others may have one
-        draft.order(max(draft.job.reserve, asked) - len(spare(draft.job)))
+        draft.order(draft.job.reserve - len(spare(draft.job)))
 
 
 def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:

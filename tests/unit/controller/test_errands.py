@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from tmover.controller.journal import Settled
 from tmover.controller.presence import Who
 from tmover.core.events import Joined, Submitted
 from tmover.core.job import decide
-from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
+from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReassignNode, ReleaseNode
 from tmover.core.phase import Ended
 from tmover.core.roster import Job, Ordered
 from tmover.errors import ConfigError, SchedulerError
@@ -54,6 +54,7 @@ def settle(
     is_there: Callable[[Who], bool] = lambda _: False,
     goodbye_s: float = 60.0,
     again_s: float = 0.001,
+    borrow: Callable[[str], Awaitable[str]] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Settled]:
     settled: list[Settled] = []
@@ -62,7 +63,7 @@ def settle(
         queue: asyncio.Queue[Settled] = asyncio.Queue()
         errands = Errands(
             scheduler or ScriptedScheduler(), allocations=allocations, is_there=is_there,
-            again_s=again_s, goodbye_s=goodbye_s, post=queue.put_nowait,
+            again_s=again_s, goodbye_s=goodbye_s, post=queue.put_nowait, borrow=borrow,
         )  # fmt: skip
         errands.pursue(book)
         meanwhile()
@@ -343,3 +344,36 @@ def test_what_takes_time_is_asked_for_less_and_less_often() -> None:
     settle(allocated(END), allocations=allocations, again_s=0.01)
 
     assert time.monotonic() - begin >= 0.01 * (1 + 2 + 4 + 8 + 16)
+
+
+async def lent(job: str) -> str:
+    return f"job 2 lends one to job {job}"
+
+
+async def not_lent(_job: str) -> str:
+    return ""
+
+
+def test_a_standby_that_another_job_lends_is_not_asked_of_the_scheduler() -> None:
+    scheduler = ScriptedScheduler()
+
+    told = settle(ledger(ORDER, ordered=1), scheduler=scheduler, borrow=lent)
+
+    assert [(one.effect, one.note) for one in told] == [(ORDER, "job 2 lends one to job 1")]
+    assert scheduler.calls == []
+
+
+def test_if_none_is_lent_the_scheduler_is_asked() -> None:
+    scheduler = ScriptedScheduler()
+
+    settle(ledger(ORDER, ordered=1), scheduler=scheduler, borrow=not_lent)
+
+    assert scheduler.calls == ["order 1 but node1,node2"]
+
+
+def test_the_scheduler_is_told_whose_a_lent_node_is() -> None:
+    scheduler = ScriptedScheduler()
+
+    settle(ledger(ReassignNode(job="1", agent="a", node="node3", to="2")), scheduler=scheduler)
+
+    assert scheduler.calls == ["reassign node3 from 1 to 2"]

@@ -24,6 +24,7 @@ from tmover.core.events import (
     Launched,
     LeaseExpired,
     Left,
+    Lent,
     Looping,
     MoveRequested,
     NodeLost,
@@ -50,6 +51,7 @@ from tmover.core.orders import (
     Note,
     Order,
     Prepare,
+    ReassignNode,
     Start,
     Stop,
     Store,
@@ -152,7 +154,7 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(action, Assign) and not isinstance(action, Store):
             holders = {m.worker for m in action.plan.members} - action.sources.keys()
             assert set(action.sources.values()) <= holders
-        if isinstance(action, Stop):
+        if isinstance(action, Stop | ReassignNode):
             self.lost.add(action.agent)
         if isinstance(action, Welcome):
             assert action.agent not in self.lost
@@ -300,6 +302,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(agent=agents)
     def lease_expired(self, agent: str) -> None:
         self.feed(LeaseExpired(job="j", agent=agent))
+
+    @rule(agent=agents)
+    def lent(self, agent: str) -> None:
+        self.feed(Lent(job="j", agent=agent, to="k"))
 
     @rule(wait=st.sampled_from(list(Wait)), off=back)
     def deadline_passed(self, wait: Wait, off: int) -> None:

@@ -42,6 +42,24 @@ def test_environment_and_directory(around: Surroundings, tmp_path: pathlib.Path)
     assert os.umask(mask) == mask
 
 
+def test_another_job_s_directory_and_environment(
+    around: Surroundings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    around.move(str(there), {"OF_THE_OTHER": "2"})
+    os.environ["OF_THE_SCRIPT"] = "3"
+    os.chdir(tmp_path)
+    around.restore()
+
+    assert pathlib.Path.cwd() == there
+    assert os.environ["OF_THE_OTHER"] == "2"
+    assert os.environ["SLURM_JOB_ID"] == "7"
+    assert {"OF_THE_PROCESS", "OF_THE_SCRIPT"}.isdisjoint(os.environ)
+
+
 def test_random_streams_and_flags_of_torch() -> None:
     around = Surroundings()
     drawn = random.random(), torch.rand(1)
