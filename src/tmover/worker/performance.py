@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmover.comm import intercept
+from tmover.core.orders import Welcome
 from tmover.worker import session
 from tmover.worker.runtime import Runtime
 from tmover.worker.surroundings import Surroundings
@@ -22,7 +23,10 @@ def run(made: Runtime, play: Callable[[], int]) -> int:
         code = _play(made, play)
         if code is not None:
             return code
-        _strike(made, around)
+        order = made.stage.cleared()
+        if (stop := made.standing.stop) is not None:
+            return stop.code
+        _strike(made, around, order)
 
 
 def _play(made: Runtime, play: Callable[[], int]) -> int | None:
@@ -33,15 +37,14 @@ def _play(made: Runtime, play: Callable[[], int]) -> int | None:
     try:
         code = play()
     except BaseException:
-        if made.stage.order is None or made.standing.stop is not None:
+        if made.stage.order is None:
             raise
         return None
     return code if made.stage.order is None else None
 
 
-def _strike(made: Runtime, around: Surroundings) -> None:
+def _strike(made: Runtime, around: Surroundings, order: Welcome) -> None:
     """Take away what the script has made, and be the rank that it is to be run as."""
-    order = made.stage.cleared()
     made.isolation.again()
     engine = session.forget()
     if engine is not None:

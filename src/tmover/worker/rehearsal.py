@@ -75,6 +75,7 @@ class Rehearsal:
 
     def shadow_step(self, batches: Batches) -> Step:
         """Return the next of the first steps."""
+        self._end_if_stopped()
         if not self._done and self._runtime.identity.sandbox:
             self._variables = variables.still_read(sys._getframe())
         self._began = time.monotonic()
@@ -82,6 +83,7 @@ class Rehearsal:
 
     def rest(self, batches: Batches) -> Step | None:
         """Wait for a slot; None once this standby has taken it. A step is to be tried first."""
+        self._end_if_stopped()
         if (tried := self._end_trial()) is not None and tried.order is not None:
             self._runtime.stage.leave(tried.order, tried)
         if (step := self._try_afresh(batches)) is not None:
@@ -132,6 +134,12 @@ class Rehearsal:
                 return False  # not one step could be rehearsed to its end: let the user see why
             logger.warning("rehearsal of step %d: %s", self._done - 1, error)
         return True
+
+    def _end_if_stopped(self) -> None:
+        """Raise `SystemExit` if this process's part in the job is over; see `Isolation.draw`."""
+        if self._runtime.standing.stop is not None:
+            self._runtime.isolation.draw()
+            self._runtime.standing.raise_if_stopped()
 
     # --- at rest ----------------------------------------------------------------------------------
 

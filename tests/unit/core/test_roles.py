@@ -7,6 +7,7 @@ from typing import Any
 
 from support.jobs import Story, exited, expired, reported, requested, warm
 from tmover.core import roles, standby
+from tmover.core.events import NodeLost
 from tmover.core.job import Job
 from tmover.core.orders import Assign, Welcome
 from tmover.core.phase import Preparing, Recovering, Waiting
@@ -153,6 +154,22 @@ def test_a_kill_in_a_rehearsal_says_nothing_about_the_script() -> None:
 
     assert not story.job.stubborn
     assert story.job.agents["s0"].failures == 1
+
+
+def test_of_more_standbys_than_slots_each_goes_its_way_and_none_is_in_the_way_of_the_job() -> None:
+    story = pipeline(standbys=7)
+    before = story.job
+
+    for number in range(7):
+        story.tell(warm(f"s{number}/0", schema=STAGE["last"]))
+    story.tell(exited("s2"))
+    story.tell(NodeLost(job="j", node=story.job.agents["s4"].node, reason="down"))
+    ways = {name: rehearse(story, name) for name in ("s0", "s1", "s3", "s5", "s6")}
+
+    assert {tuple(way) for way in ways.values()} == {(0, 2, 3)}
+    assert (story.job.phase, story.job.epoch) == (before.phase, before.epoch)
+    assert story.job.slots == before.slots
+    assert all(takes(story.job, name) == [2, 3] for name in ways)
 
 
 def test_a_stubborn_script_rests_where_it_is_and_is_started_afresh_for_another_slot() -> None:
