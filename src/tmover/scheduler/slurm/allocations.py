@@ -21,6 +21,7 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
+from tmover.core.events import REQUEUE
 from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
 from tmover.owner import user_name
@@ -102,7 +103,8 @@ class SlurmAllocations:
         main = _main(kept, self._poller.snapshot(self._clock()).jobs)
         restarts = kept.restarts + 1 if main is None else max(main.restarts, kept.restarts + 1)
         name = slurm_job(kept.spec.id, restarts)
-        self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
+        if not self._file(name).exists():  # once: this job's own may have been cleared by now
+            self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
         return name
 
     def forsake(self, job: str) -> None:
@@ -230,21 +232,31 @@ class SlurmAllocations:
         return Outcome.done(f"{node} stays allocated until Slurm job {main.id} ends: {why}")
 
     def _end(self, end: EndJob) -> Outcome:
-        """End what is left of the job, after giving it the time to end by itself."""
+        """End what is left of the job, after giving it the time to end by itself.
+
+        What Slurm has requeued, as the job wanted it to, is left to the next incarnation.
+        """
         kept = self._kept(end.job)
         client = self._client_of(kept.owner)
         jobs = client.jobs({kept.owner})
         main = _main(kept, jobs)
         left = _standbys(end.job, kept, jobs)
-        if main is not None and _is_there(main):
-            later = range(kept.restarts + 1, main.restarts + 1)
-            if not any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later):
-                left.append(main)  # else another incarnation has it
+        is_next = main is not None and self._has_next(kept, main)
+        is_coming = end.code == REQUEUE and main is not None and _may_come(kept, main)
+        if main is not None and _is_there(main) and not is_next and not is_coming:
+            left.append(main)
         outcome = self._cancel(client, end.job, left, at_once=False)
+        if outcome.is_done and is_coming and not is_next:
+            outcome = Outcome.not_yet()
         if outcome.is_done and kept.spec.env:  # it may hold secrets, and nothing is submitted more
             spec = msgspec.structs.replace(kept.spec, env={}, script="")
             self._keep(end.job, msgspec.structs.replace(kept, spec=spec))
         return outcome
+
+    def _has_next(self, kept: Kept, main: JobInfo) -> bool:
+        """Return whether a later incarnation of the job has the main allocation."""
+        later = range(kept.restarts + 1, main.restarts + 1)
+        return any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later)
 
     def _cancel(
         self, client: SlurmClient, key: str, jobs: Sequence[JobInfo], *, at_once: bool
@@ -346,6 +358,11 @@ def _standbys(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> list[JobInfo]:
 def _is_there(info: JobInfo) -> bool:
     """Return whether a job has not ended. One that only waits for a dead node to be cleaned has."""
     return not info.state.is_over and not info.state.is_ending
+
+
+def _may_come(kept: Kept, main: JobInfo) -> bool:
+    """Return whether Slurm runs a job again that nobody has cancelled, or has yet to say so."""
+    return main.state.is_ending or (main.restarts > kept.restarts and not main.state.is_over)
 
 
 def slurm_allocations(
