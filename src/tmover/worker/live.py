@@ -255,6 +255,7 @@ class LiveEngine:
         runtime = self._runtime
         try:
             if error is not None and not isinstance(error, Exception):
+                runtime.isolation.draw()  # if this is a rehearsal
                 return False
             if self.sandbox:
                 runtime.fabric.quiesce()

@@ -127,6 +127,7 @@ class Rehearsal:
                 trial.facts["error"] = repr(error)
             return True
         if self._before is not None and error is not None:
+            self._runtime.isolation.draw()
             return False  # it could do this step before: whatever has changed, it is not warm
         if error is not None:
             if self._done == self._runtime.config.rehearse_steps:
