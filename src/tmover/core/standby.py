@@ -147,12 +147,12 @@ def _rehearse_wanted(draft: Draft) -> None:
             _rehearse(draft, others[0], slot)
 
 
-def _rehearse(draft: Draft, agent: Agent, slot: int, *, prove: bool = False) -> None:
+def _rehearse(draft: Draft, agent: Agent, slot: int) -> None:
     """Have a standby rehearse a slot, in the same processes if the script bears it."""
     if draft.job.stubborn or agent.exit is not None:
         draft.relaunch(agent, slot=slot, sandbox=True)
     else:
-        draft.recast(agent, slot=slot, prove=prove)
+        draft.recast(agent, slot=slot, prove=False)
 
 
 def _rehearse_on(draft: Draft) -> None:

@@ -20,7 +20,7 @@ from tmover.state.generations import Copying, Generation
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.worker import proof, variables
-from tmover.worker.rehearsing import Rehearsing
+from tmover.worker.answers import Answers
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Engine, Step
 from tmover.worker.switch import Switch
@@ -48,7 +48,7 @@ class Rehearsal:
     """One performance of the script in which nothing counts."""
 
     def __init__(
-        self, runtime: Runtime, engine: Performed, switch: Switch, answers: Rehearsing
+        self, runtime: Runtime, engine: Performed, switch: Switch, answers: Answers
     ) -> None:
         self._answers = answers
         self._runtime = runtime
