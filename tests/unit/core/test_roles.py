@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from support.jobs import Story, exited, expired, reported, requested, warm
+from support.jobs import Story, exited, expired, launched, reported, requested, warm
 from tmover.core import roles, standby
 from tmover.core.events import NodeLost
 from tmover.core.job import Job
@@ -132,18 +132,40 @@ def test_words_of_an_earlier_rehearsal_are_not_of_this_one() -> None:
     assert not story.job.agents["s0"].is_ready
 
 
-def test_a_script_that_fails_when_run_again_is_run_in_fresh_processes_from_then_on() -> None:
-    story = pipeline()
-    story.tell(warm("s0/0", schema=STAGE["last"]))
-
-    [order] = story.tell(exited("s0", code=1, reason="already initialised"))
-
+def fails_again(story: Story, launch: int, reason: str) -> Welcome:
+    """Let a standby rehearse its first slot, and its script fail in the second."""
+    workers = launched("s0", launch)
+    story.tell(workers, warm("s0/0", launch, STAGE["last"]))
+    [order] = story.tell(exited("s0", launch=launch, code=1, reason=reason))
     assert isinstance(order, Welcome)
-    assert (order.launch, order.cast, order.slot) == (2, 0, 5)
+    return order
+
+
+def test_a_script_that_fails_twice_when_run_again_is_run_in_fresh_processes_from_then_on() -> None:
+    story = pipeline()
+
+    assert fails_again(story, 1, "already initialised").launch == 2
+    order = fails_again(story, 2, "already initialised")
+
+    assert (order.launch, order.cast, order.slot) == (3, 0, 5)
     assert story.job.agents["s0"].failures == 0
     assert story.job.stubborn == "already initialised"
-    story.warmed("s0", launch=2)
-    assert "s0" not in story.job.agents  # what it says that it tracks does not fit
+    story.tell(launched("s0", 3), warm("s0/0", 3, STAGE["last"]))
+    assert story.job.agents["s0"].is_ready
+    assert story.job.agents["s0"].cast == 0
+
+
+def test_a_script_that_failed_once_when_run_again_is_run_again_all_the_same() -> None:
+    story = pipeline()
+    order = fails_again(story, 1, "the disk is full")
+    assert (order.launch, order.cast, order.slot) == (2, 0, 5)
+    assert story.job.agents["s0"].failures == 0
+    assert not story.job.stubborn
+
+    story.tell(launched("s0", 2))
+
+    assert rehearse(story) == [5, 0, 2, 3]
+    assert takes(story.job) == [2, 3]
 
 
 def test_a_kill_in_a_rehearsal_says_nothing_about_the_script() -> None:
