@@ -152,6 +152,8 @@ class WorkerConfig(_Table, frozen=True):
     """
     sibling_s: float = 60.0
     """How long workers of one standby wait for each other; then they rehearse each alone."""
+    unwind_s: float = 60.0
+    """How long a script may take to end that is to be run again; then its process is ended."""
 
 
 class LocalConfig(_Table, frozen=True):

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 
 import psutil
+import pytest
 import torch
 
 from e2e.conftest import Twin
@@ -75,6 +76,22 @@ def test_a_standby_that_never_trains_ends_unseen(cluster: LocalCluster) -> None:
     assert f"the end of {workers[0].pid}" in training.log()
     assert f"the end of {spare.pid}" not in training.log()
     assert "the rehearsal writes" in training.log()
+
+
+@pytest.mark.parametrize("way", ["error", pytest.param("exit", marks=pytest.mark.full)])
+def test_a_standby_that_fails_at_rest_ends_unseen(cluster: LocalCluster, way: str) -> None:
+    often = {"TMOVER_WORKER_PROVE_EVERY_S": "0.2"}
+    fails = ("--fail", way)
+    training = Training(cluster, KIND, hold_at=HELD, settings=often, arguments=fails)
+    training.until_held()
+
+    training.until(lambda status: any("are started afresh" in note for note in status.notes))
+
+    assert not (cluster.state / "logs" / "ended.log").exists()
+    assert "it is tired" in training.log()
+    assert "the end of" not in training.log()
+    training.open_gate()
+    assert training.finish().status.code == 0
 
 
 def test_a_rehearsing_standby_speaks_to_no_other_node(cluster: LocalCluster) -> None:

@@ -2,6 +2,7 @@
 
 It draws random numbers, counts and steps in whatever way a script may, and logs with each step
 whether Python's functions are those that Python came with. `--hold STEP FILE` as `train_small`.
+`--fail` has a standby fail at rest, in the first step that it does to prove itself again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import tmover
 
+FAILURES = {"error": RuntimeError, "exit": SystemExit}
+RESTED = 4
+"""The first step after those that a standby rehearses, and the one in which it tries to change."""
 IDS = itertools.count()
 """What a script's module counts for itself, and does not track."""
 
@@ -40,6 +44,7 @@ def scale(width: int) -> float:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--fail", choices=[*FAILURES], default=None)
     parser.add_argument("--hold", nargs=2, default=None)
     return parser.parse_args()
 
@@ -59,14 +64,13 @@ def main() -> None:
     data = TensorDataset(torch.arange(384.0).view(96, 4).sin())
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    places = [pathlib.Path("logs"), pathlib.Path("saved")]
-    for place in places:
-        place.mkdir(exist_ok=True)
+    places = _made("logs", "saved")
     log = logging.FileHandler(places[0] / f"rank{session.rank}.log")
     atexit.register(lambda: _append(places[0] / "ended.log", f"{os.getpid()}\n"))
     try:
         for step in session.steps(loader, total=arguments.steps):
             with step:
+                _fail(arguments.fail if session.sandbox and step.index == RESTED else None)
                 x = step.batch[0] + torch.randn(4, generator=dice) + np.random.random()
                 noise = random.random() + random.SystemRandom().random() * 0
                 (model(x * scale(4) * 0 + x + noise) ** 2).mean().backward()
@@ -86,6 +90,19 @@ def main() -> None:
     finally:
         _append(places[0] / "ended.log", f"{os.getpid()}\n")
         print("the end of", os.getpid(), flush=True)
+
+
+def _made(*names: str) -> list[pathlib.Path]:
+    """Return directories of these names."""
+    for name in names:
+        pathlib.Path(name).mkdir(exist_ok=True)
+    return [*map(pathlib.Path, names)]
+
+
+def _fail(way: str | None) -> None:
+    if way is not None:
+        msg = "it is tired"
+        raise FAILURES[way](msg)
 
 
 def _is_untouched() -> bool:

@@ -13,7 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tmover.controller.journal import Entry, Journal, Settled
-from tmover.core.events import AnyEvent, DeadlinePassed, StandbysGone, Submitted, Wait
+from tmover.core.events import (
+    REQUEUE,
+    AnyEvent,
+    DeadlinePassed,
+    StandbysGone,
+    Submitted,
+    Wait,
+)
 from tmover.core.job import Job, decide
 from tmover.core.orders import (
     Action,
@@ -81,12 +88,16 @@ class Desk:
         ledger = self.ledgers.get(job)
         return None if ledger is None else ledger.job.owner
 
-    def live_allocated(self) -> dict[str, Job]:
-        """Return the jobs in allocations of the scheduler that have not ended."""
+    def looked_after(self) -> dict[str, Job]:
+        """Return the jobs in allocations of the scheduler that have not ended.
+
+        Those too that have ended to be requeued, until the scheduler has made its mind up.
+        """
         return {
             name: ledger.job
             for name, ledger in self.ledgers.items()
-            if ledger.job.allocated and ledger.job.phase.stage is not Stage.ENDED
+            if ledger.job.allocated
+            and (ledger.job.phase.stage is not Stage.ENDED or _may_be_requeued(ledger))
         }
 
     def is_ordering(self, job: str) -> bool:
@@ -148,6 +159,11 @@ def _ends_order(entry: Entry, epoch: int) -> bool:
     if isinstance(entry, DeadlinePassed):
         return (entry.wait, entry.epoch) == (Wait.STANDBY, epoch)
     return isinstance(entry, StandbysGone) and entry.epoch == epoch
+
+
+def _may_be_requeued(ledger: Ledger) -> bool:
+    ends = [effect for effect in ledger.effects if isinstance(effect, EndJob)]
+    return any(end.code == REQUEUE for end in ends)
 
 
 def _age(history: tuple[str, Sequence[Entry]]) -> tuple[float, int, str]:

@@ -98,7 +98,7 @@ class Controller:
         self._allocated = None if allocations is None else AllocationWatch(
             allocations,
             poll_s=poll_s,
-            live=desk.live_allocated,
+            live=desk.looked_after,
             agents_on=self._presence.on_node,
             post=self.post,
             requeued=self._intake.requeued,

@@ -21,6 +21,7 @@ from tmover.core.events import (
     NodeLost,
     NodeReady,
 )
+from tmover.core.phase import Stage
 from tmover.core.roster import Job
 from tmover.errors import ConfigError, SchedulerError
 from tmover.scheduler.interface import Allocation, Allocations, Fate, NodeInfo, NodeState
@@ -119,7 +120,7 @@ class AllocationWatch:
         requeued: Callable[[Job, str], AnyEvent | None],
         is_ordering: Callable[[str], bool],
     ) -> None:
-        """`live` are the jobs that have not ended; `requeued` says how one begins anew.
+        """`live` are the jobs to look after; `requeued` says how one begins anew.
 
         `is_ordering` says whether the scheduler is still to be asked for standbys of a job.
         """
@@ -188,6 +189,10 @@ class AllocationWatch:
     async def _make_of(self, job: Job, one: Allocation) -> AnyEvent | None:
         """Return what follows for a job from what is held for it."""
         end = None
+        if job.phase.stage is Stage.ENDED:
+            if one.fate is Fate.REQUEUED:
+                await self._begin_anew(job.name)
+            return None
         if one.fate is Fate.REQUEUED and lives_elsewhere(job, one):
             await self._forsake(job.name)
         elif one.fate is not Fate.REQUEUED or await self._begin_anew(job.name):

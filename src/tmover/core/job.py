@@ -108,9 +108,8 @@ def _hear_of_agent(draft: Draft, event: Joined) -> None:
     if event.agent in job.gone or event.agent in job.agents:
         draft.do(*resume(job, event.agent))
     elif isinstance(job.phase, Ended):
-        draft.do(
-            Stop(job=job.name, agent=event.agent, code=job.phase.code, reason=job.phase.reason)
-        )
+        code, reason = job.phase.code, f"the job has ended: {job.phase.reason}"
+        draft.do(Stop(job=job.name, agent=event.agent, code=code, reason=reason))
     elif not isinstance(job.phase, New):
         form.join(draft, event)
 

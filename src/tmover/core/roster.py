@@ -199,6 +199,8 @@ class Job:
     """What each rank tracks, once the first world is formed."""
     roles: Roles = ()
     """The slots of each role, once the first world is formed."""
+    retakes: int = 0
+    """How often the script has failed where it was run again in the process of a standby."""
     stubborn: str = ""
     """Why the script cannot be run twice in one process, "" as long as nothing is known."""
     keepers: tuple[int, ...] = ()

@@ -27,6 +27,9 @@ from tmover.core.roster import Agent, Exit, Farewell, Job, worker_of
 FAILURES = 3
 """Bad ends of an agent's workers after which its node is left alone."""
 
+RETAKES = 2
+"""Failures of a script that is run again in its process after which no standby does that."""
+
 
 def move_of(job: Job) -> Move | None:
     """Return the planned move that is under way, or whose end is being decided."""
@@ -124,13 +127,17 @@ def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
 def hear_exit(draft: Draft, agent: Agent, end: Exit) -> None:
     """Note how an agent's workers ended. A script that fails where it is run again is no failure.
 
-    Not of the node, that is: it cannot be run twice in a process, and from now on is not.
+    Not of the node, that is. Once may be a whim of the moment: made-up values, a full disk. Twice,
+    on whatever nodes, and it cannot be run twice in a process, and from now on is not.
     """
-    is_stubborn = agent.cast > 0 and agent.sandbox and not agent.is_ready and not end.is_death
-    if is_stubborn:
-        draft.note(f"the script cannot be run twice in one process: {end.reason}")
+    is_again = agent.cast > 0 and agent.sandbox and not agent.is_ready and not end.is_death
+    if is_again:
+        draft.set(retakes=draft.job.retakes + 1)
+        draft.note(f"the script failed when it was run again in one process: {end.reason}")
+    if is_again and draft.job.retakes == RETAKES:
+        draft.note(f"it has failed so {RETAKES} times: it is run in fresh processes from now on")
         draft.set(stubborn=end.reason)
-    draft.put(agent, exit=end, failures=agent.failures + (not is_stubborn))
+    draft.put(agent, exit=end, failures=agent.failures + (not is_again))
 
 
 def _rehearse_wanted(draft: Draft) -> None:
@@ -147,12 +154,12 @@ def _rehearse_wanted(draft: Draft) -> None:
             _rehearse(draft, others[0], slot)
 
 
-def _rehearse(draft: Draft, agent: Agent, slot: int, *, prove: bool = False) -> None:
+def _rehearse(draft: Draft, agent: Agent, slot: int) -> None:
     """Have a standby rehearse a slot, in the same processes if the script bears it."""
     if draft.job.stubborn or agent.exit is not None:
         draft.relaunch(agent, slot=slot, sandbox=True)
     else:
-        draft.recast(agent, slot=slot, prove=prove)
+        draft.recast(agent, slot=slot, prove=False)
 
 
 def _rehearse_on(draft: Draft) -> None:

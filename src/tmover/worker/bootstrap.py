@@ -201,7 +201,7 @@ def _await_recording(error: Exception | SystemExit) -> None:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return
     if _runtime is not None and _runtime.identity.sandbox:
-        from tmover.worker.rehearsing import await_recording
+        from tmover.worker.answers import await_recording
 
         await_recording(_runtime, str(error) or repr(error))
 

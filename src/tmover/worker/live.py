@@ -18,12 +18,12 @@ from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.state.snapshot import Snapshot
 from tmover.worker import refusals, signals
+from tmover.worker.answers import Answers
 from tmover.worker.attempt import Attempt, Phase, inject_in_body
 from tmover.worker.ballot import Ballot
 from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.inject import Point
 from tmover.worker.rehearsal import Rehearsal
-from tmover.worker.rehearsing import Rehearsing
 from tmover.worker.resuming import Resuming
 from tmover.worker.runtime import Runtime
 from tmover.worker.scaling import vote_where_skipped
@@ -54,8 +54,8 @@ class LiveEngine:
         self._groups = ""  # a digest of those that the script had made when it opened the loop
         self._undo = False  # whether a step is voted on at its end, its updates included
         self._total = 0
-        self._rehearsing = Rehearsing(runtime)
-        self._rehearsal = Rehearsal(runtime, self, self._switch, self._rehearsing)
+        self._answers = Answers(runtime)
+        self._rehearsal = Rehearsal(runtime, self, self._switch, self._answers)
         self._finals: set[int] = set()  # parts after the loop of which one was handed out
         self._updates = refusals.Updates(self.tracked)
         self._echo = False  # whether the attempt is of a part that all others have done already
@@ -110,7 +110,7 @@ class LiveEngine:
             msg = f"session.steps(total={self._total}): a job has at least one step"
             raise ConfigError(msg)
         runtime = self._runtime
-        self._ballot.role = self._rehearsing.begin(self.schema(), self._total)
+        self._ballot.role = self._answers.begin(self.schema(), self._total)
         if not self.sandbox:
             placing = self._batches.placing
             if placing is Placing.REPLAY and self.rank == 0:
@@ -244,7 +244,7 @@ class LiveEngine:
         runtime.fabric.refusal = runtime.fabric.caution = ""
         if self._echo or self._resuming.pending:
             self._resuming.let_alone()
-        self._rehearsing.open(step.index)
+        self._answers.open(step.index)
         if runtime.injector and not self._resuming.pending:
             inject_in_body(runtime.injector, self.tracked, step.index)
 
@@ -255,6 +255,7 @@ class LiveEngine:
         runtime = self._runtime
         try:
             if error is not None and not isinstance(error, Exception):
+                runtime.isolation.draw()  # if this is a rehearsal
                 return False
             if self.sandbox:
                 runtime.fabric.quiesce()
@@ -310,7 +311,7 @@ class LiveEngine:
             runtime.trace.write("checkpoint", step=index)
         self._record, self.tracked.newer = attempt.record, frozenset()
         self._pending = None
-        self._rehearsing.committed(index, self._ballot.roles)
+        self._answers.committed(index, self._ballot.roles)
         runtime.trace.write("committed", step=index, samples=self._samples(index))
         runtime.trace.state(index, self.tracked, attempt.record, batch=attempt.step.batch)
         runtime.pulse(index)

@@ -37,6 +37,8 @@ def run(bill: Bill, play: Callable[[Bill], int], lend: Callable[[Bill, Surroundi
         if code is not None:
             return code
         order = made.stage.cleared()
+        if (stop := made.standing.stop) is not None:
+            return stop.code
         _strike(made, around)
         if order.job == made.identity.job:
             _recast(made, order)
@@ -54,7 +56,7 @@ def _play(bill: Bill, play: Callable[[Bill], int]) -> int | None:
     try:
         code = play(bill)
     except BaseException:
-        if made.stage.order is None or made.standing.stop is not None:
+        if made.stage.order is None:
             raise
         return None
     return code if made.stage.order is None else None

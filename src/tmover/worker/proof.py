@@ -36,7 +36,6 @@ class Trial:
 
     generation: Generation | None
     """The state it begins with; None if the process could not become the rank in place."""
-    position: Position | None
     index: int
     obstacle: str = ""
     """Why it could not."""
@@ -47,7 +46,7 @@ class Trial:
 
     def afresh(self) -> Trial:
         """Return the same trial for a process that has run the script as that rank."""
-        return Trial(generation=self.generation, position=self.position, index=self.index)
+        return Trial(generation=self.generation, index=self.index)
 
     def begin(self, batch: Any) -> None:
         """Note what the step is done with, and put the random streams to where it begins."""
@@ -101,10 +100,10 @@ def in_place(tracked: Tracked, *, position: Position | None, index: int, order: 
     """Return a trial that begins with what is tracked now."""
     record = Record.capture(tracked, position=position).encode()
     generation = Copying(tracked, step=index, record=record).finish()
-    return Trial(generation=generation, position=position, index=index, order=order)
+    return Trial(generation=generation, index=index, order=order)
 
 
 def obstructed(error: Exception, order: Welcome) -> Trial:
     """Return the trial of a process that could not become the rank."""
     why = str(error) if isinstance(error, StateError) else repr(error)
-    return Trial(generation=None, position=None, index=0, obstacle=why, order=order)
+    return Trial(generation=None, index=0, obstacle=why, order=order)

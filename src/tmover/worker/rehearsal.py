@@ -20,7 +20,7 @@ from tmover.state.generations import Copying, Generation
 from tmover.state.loader import Batches
 from tmover.state.records import Record
 from tmover.worker import proof, variables
-from tmover.worker.rehearsing import Rehearsing
+from tmover.worker.answers import Answers
 from tmover.worker.runtime import Runtime
 from tmover.worker.session import Engine, Step
 from tmover.worker.switch import Switch
@@ -48,7 +48,7 @@ class Rehearsal:
     """One performance of the script in which nothing counts."""
 
     def __init__(
-        self, runtime: Runtime, engine: Performed, switch: Switch, answers: Rehearsing
+        self, runtime: Runtime, engine: Performed, switch: Switch, answers: Answers
     ) -> None:
         self._answers = answers
         self._runtime = runtime
@@ -75,6 +75,7 @@ class Rehearsal:
 
     def shadow_step(self, batches: Batches) -> Step:
         """Return the next of the first steps."""
+        self._end_if_stopped()
         if not self._done and self._runtime.identity.sandbox:
             self._variables = variables.still_read(sys._getframe())
         self._began = time.monotonic()
@@ -82,6 +83,7 @@ class Rehearsal:
 
     def rest(self, batches: Batches) -> Step | None:
         """Wait for a slot; None once this standby has taken it. A step is to be tried first."""
+        self._end_if_stopped()
         if (tried := self._end_trial()) is not None and tried.order is not None:
             self._runtime.stage.leave(tried.order, tried)
         if (step := self._try_afresh(batches)) is not None:
@@ -125,6 +127,7 @@ class Rehearsal:
                 trial.facts["error"] = repr(error)
             return True
         if self._before is not None and error is not None:
+            self._runtime.isolation.draw()
             return False  # it could do this step before: whatever has changed, it is not warm
         if error is not None:
             if self._done == self._runtime.config.rehearse_steps:
@@ -132,6 +135,12 @@ class Rehearsal:
                 return False  # not one step could be rehearsed to its end: let the user see why
             logger.warning("rehearsal of step %d: %s", self._done - 1, error)
         return True
+
+    def _end_if_stopped(self) -> None:
+        """Raise `SystemExit` if this process's part in the job is over; see `Isolation.draw`."""
+        if self._runtime.standing.stop is not None:
+            self._runtime.isolation.draw()
+            self._runtime.standing.raise_if_stopped()
 
     # --- at rest ----------------------------------------------------------------------------------
 

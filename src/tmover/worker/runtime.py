@@ -99,7 +99,7 @@ class Runtime:
             fabric, job=identity.job, every=self.config.copy_every, nodes=self.config.copies
         )
         self.pace = Pace(fabric)
-        self.stage = Stage(self.die, self.isolation.draw)
+        self.stage = Stage(self.die, self.isolation.draw, unwind_s=self.config.unwind_s)
         self.siblings = Siblings(fabric.wiring, identity, patience_s=self.config.sibling_s)
         self.prepare: Prepare | None = None
         """The planned move this worker prepares or has prepared."""

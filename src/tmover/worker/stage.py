@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
     from tmover.worker.proof import Trial
 
-UNWIND_S = 60.0
-"""How long a script may take to end when it is to be run again."""
 _STUCK = (
-    f"the script did not end within {UNWIND_S:g} s when it was to be run again for another rank: "
+    "the script did not end within {:g} s when it was to be run again for another rank: "
     "something in it goes on after BaseException"
 )
 
@@ -32,10 +30,13 @@ class Recast(BaseException):
 class Stage:
     """Where a worker's script is performed, and what one performance leaves to the next."""
 
-    def __init__(self, die: Callable[[str], NoReturn], draw: Callable[[], None]) -> None:
-        """Begin. `draw` hides what a script does while it unwinds."""
+    def __init__(
+        self, die: Callable[[str], NoReturn], draw: Callable[[], None], *, unwind_s: float
+    ) -> None:
+        """Begin. `draw` hides what a script does while it unwinds, for `unwind_s` at the most."""
         self._die = die
         self._draw = draw
+        self._unwind_s = unwind_s
         self.order: Welcome | None = None
         """Whom the script is to be run as next; None unless it is on its way out."""
         self.trial: Trial | None = None
@@ -45,7 +46,8 @@ class Stage:
     def leave(self, order: Welcome, trial: Trial | None) -> NoReturn:
         """Unwind the script, which is to be run again as `order` says."""
         self.order, self.trial = order, trial
-        self._watchdog = threading.Timer(UNWIND_S, self._die, (_STUCK,))
+        why = _STUCK.format(self._unwind_s)
+        self._watchdog = threading.Timer(self._unwind_s, self._die, (why,))
         self._watchdog.daemon = True
         self._watchdog.start()
         self._draw()

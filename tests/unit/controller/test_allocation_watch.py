@@ -17,6 +17,7 @@ from tmover.controller.presence import Presence, Who
 from tmover.controller.watch import AllocationWatch, Watch, lives_elsewhere, verdict
 from tmover.core.events import (
     CANCELLED,
+    REQUEUE,
     AnyEvent,
     CancelRequested,
     MoveRequested,
@@ -237,6 +238,19 @@ def test_a_requeued_job_begins_anew_and_then_the_old_one_ends() -> None:
     assert watched.begun == ["j as slurm1r1"]
     assert [type(event) for event in watched.posted] == [Submitted, CancelRequested]
     assert threading.main_thread() not in allocations.threads  # it may ask Slurm for seconds
+
+
+def test_a_job_that_has_ended_to_be_requeued_begins_anew_and_is_ended_no_more() -> None:
+    story = Story(nnodes=2, standbys=0, allocated=True).training()
+    story.tell(CancelRequested(job="j", reason="no node came", code=REQUEUE))
+    allocations = ScriptedAllocations([found(Fate.ENDED)], [found(Fate.REQUEUED)])
+    allocations.successors = ["slurm1r1"]
+    watched = Watched(allocations, story.job)
+
+    watched.until(lambda: len(watched.posted) > 0)
+
+    assert {*watched.begun} == {"j as slurm1r1"}
+    assert {type(event) for event in watched.posted} == {Submitted}
 
 
 @pytest.mark.parametrize("error", [SchedulerError("full"), ConfigError("full"), OSError("full")])

@@ -11,6 +11,7 @@ import pytest
 from tmover.controller.desk import NOTES_KEPT, Desk
 from tmover.controller.journal import Entry, Journal, Settled
 from tmover.core.events import (
+    REQUEUE,
     AnyEvent,
     CancelRequested,
     DeadlinePassed,
@@ -125,10 +126,27 @@ def test_only_jobs_in_allocations_that_have_not_ended_are_looked_after_there(
     }
     feed(desk, SUBMITTED, *slurm.values(), CancelRequested(job="slurm8", reason="enough"))
 
-    assert list(desk.live_allocated()) == ["slurm7"]
+    assert list(desk.looked_after()) == ["slurm7"]
     assert [list(desk.of(user)) for user in ("ann", "bob", "")] == [
         ["1", "slurm7", "slurm8"], [], ["1", "slurm7", "slurm8"],
     ]  # fmt: skip
+
+
+def test_a_job_that_ended_to_be_requeued_is_looked_after_until_what_is_held_for_it_has_ended(
+    journal: Journal,
+) -> None:
+    desk = Desk(journal)
+    feed(
+        desk,
+        Submitted(job="slurm7", nnodes=1, nproc=1, owner="ann", allocated=True),
+        CancelRequested(job="slurm7", reason="no node came", code=REQUEUE),
+    )
+    assert list(desk.looked_after()) == ["slurm7"]
+    [owed] = desk.ledgers["slurm7"].effects
+
+    feed(desk, Settled(job="slurm7", effect=owed))
+
+    assert list(desk.looked_after()) == []
 
 
 @pytest.mark.parametrize(

@@ -2261,7 +2261,7 @@ def test_ended_means_ended() -> None:
     for event in (expired("a0"), requested("n1"), finished("a0/0"), overdue(Wait.FORM, 1)):
         assert decide(job, event) == (job, [])
     assert decide(job, joined("a0")) == (job, stops(130, "enough", "a0"))
-    assert decide(job, joined("s9")) == (job, stops(130, "enough", "s9"))
+    assert decide(job, joined("s9")) == (job, stops(130, "the job has ended: enough", "s9"))
 
 
 # --- a controller that starts again ---------------------------------------------------------------

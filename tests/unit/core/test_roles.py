@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from support.jobs import Story, exited, expired, reported, requested, warm
+from support.jobs import Story, exited, expired, launched, reported, requested, warm
 from tmover.core import roles, standby
+from tmover.core.events import NodeLost
 from tmover.core.job import Job
 from tmover.core.orders import Assign, Welcome
 from tmover.core.phase import Preparing, Recovering, Waiting
@@ -131,18 +132,40 @@ def test_words_of_an_earlier_rehearsal_are_not_of_this_one() -> None:
     assert not story.job.agents["s0"].is_ready
 
 
-def test_a_script_that_fails_when_run_again_is_run_in_fresh_processes_from_then_on() -> None:
-    story = pipeline()
-    story.tell(warm("s0/0", schema=STAGE["last"]))
-
-    [order] = story.tell(exited("s0", code=1, reason="already initialised"))
-
+def fails_again(story: Story, launch: int, reason: str) -> Welcome:
+    """Let a standby rehearse its first slot, and its script fail in the second."""
+    workers = launched("s0", launch)
+    story.tell(workers, warm("s0/0", launch, STAGE["last"]))
+    [order] = story.tell(exited("s0", launch=launch, code=1, reason=reason))
     assert isinstance(order, Welcome)
-    assert (order.launch, order.cast, order.slot) == (2, 0, 5)
+    return order
+
+
+def test_a_script_that_fails_twice_when_run_again_is_run_in_fresh_processes_from_then_on() -> None:
+    story = pipeline()
+
+    assert fails_again(story, 1, "already initialised").launch == 2
+    order = fails_again(story, 2, "already initialised")
+
+    assert (order.launch, order.cast, order.slot) == (3, 0, 5)
     assert story.job.agents["s0"].failures == 0
     assert story.job.stubborn == "already initialised"
-    story.warmed("s0", launch=2)
-    assert "s0" not in story.job.agents  # what it says that it tracks does not fit
+    story.tell(launched("s0", 3), warm("s0/0", 3, STAGE["last"]))
+    assert story.job.agents["s0"].is_ready
+    assert story.job.agents["s0"].cast == 0
+
+
+def test_a_script_that_failed_once_when_run_again_is_run_again_all_the_same() -> None:
+    story = pipeline()
+    order = fails_again(story, 1, "the disk is full")
+    assert (order.launch, order.cast, order.slot) == (2, 0, 5)
+    assert story.job.agents["s0"].failures == 0
+    assert not story.job.stubborn
+
+    story.tell(launched("s0", 2))
+
+    assert rehearse(story) == [5, 0, 2, 3]
+    assert takes(story.job) == [2, 3]
 
 
 def test_a_kill_in_a_rehearsal_says_nothing_about_the_script() -> None:
@@ -153,6 +176,22 @@ def test_a_kill_in_a_rehearsal_says_nothing_about_the_script() -> None:
 
     assert not story.job.stubborn
     assert story.job.agents["s0"].failures == 1
+
+
+def test_of_more_standbys_than_slots_each_goes_its_way_and_none_is_in_the_way_of_the_job() -> None:
+    story = pipeline(standbys=7)
+    before = story.job
+
+    for number in range(7):
+        story.tell(warm(f"s{number}/0", schema=STAGE["last"]))
+    story.tell(exited("s2"))
+    story.tell(NodeLost(job="j", node=story.job.agents["s4"].node, reason="down"))
+    ways = {name: rehearse(story, name) for name in ("s0", "s1", "s3", "s5", "s6")}
+
+    assert {tuple(way) for way in ways.values()} == {(0, 2, 3)}
+    assert (story.job.phase, story.job.epoch) == (before.phase, before.epoch)
+    assert story.job.slots == before.slots
+    assert all(takes(story.job, name) == [2, 3] for name in ways)
 
 
 def test_a_stubborn_script_rests_where_it_is_and_is_started_afresh_for_another_slot() -> None:

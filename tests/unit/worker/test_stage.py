@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NoReturn
+import queue
+from collections.abc import Callable
+from typing import NoReturn, cast
 
 import pytest
 
@@ -24,7 +26,7 @@ def hide() -> None:
 
 
 def test_a_handler_of_exceptions_lets_it_pass() -> None:
-    stage = Stage(die, hide)
+    stage = Stage(die, hide, unwind_s=60.0)
 
     def script() -> None:
         with contextlib.suppress(Exception):
@@ -37,7 +39,7 @@ def test_a_handler_of_exceptions_lets_it_pass() -> None:
 
 
 def test_who_swallows_it_meets_it_again() -> None:
-    stage = Stage(die, hide)
+    stage = Stage(die, hide, unwind_s=60.0)
     with contextlib.suppress(BaseException):
         stage.leave(ORDER, None)
 
@@ -45,3 +47,14 @@ def test_who_swallows_it_meets_it_again() -> None:
         stage.check()
 
     assert stage.cleared() is ORDER
+
+
+def test_a_script_that_does_not_end_ends_its_process_and_says_why() -> None:
+    ended: queue.Queue[str] = queue.Queue()
+    stage = Stage(cast("Callable[[str], NoReturn]", ended.put), hide, unwind_s=0.01)
+
+    with contextlib.suppress(BaseException):
+        stage.leave(ORDER, None)
+
+    assert "did not end within 0.01 s" in ended.get(timeout=30)
+    stage.cleared()

@@ -14,45 +14,27 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, SlurmConfig, StandbyConfig, slurm_job
+from tmover.core.events import REQUEUE
 from tmover.core.orders import EndJob, EndNode, Errand, OrderNode, ReassignNode, ReleaseNode
 from tmover.errors import ResizeRefused, SchedulerError
 from tmover.owner import user_name
-from tmover.scheduler.hostlist import fold
-from tmover.scheduler.interface import Allocation, Fate, NodeInfo, Outcome
+from tmover.scheduler.interface import Allocation, NodeInfo, Outcome
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo
+from tmover.scheduler.slurm.held import Kept, describe, is_there, main_of, may_come, standbys_of
 from tmover.scheduler.slurm.poller import Poller
 from tmover.scheduler.slurm.render import standby_environment, standby_options, standby_script, tag
 from tmover.scheduler.slurm.run import Run, run_command
-from tmover.scheduler.slurm.states import JobState
 from tmover.scheduler.store import write_whole
 
 logger = logging.getLogger(__name__)
-
-_STOPPED = (
-    JobState.CANCELLED,
-    JobState.TIMEOUT,
-    JobState.DEADLINE,
-    JobState.PREEMPTED,
-    JobState.REVOKED,
-)
-"""Ends that somebody, or a limit, wanted."""
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on disk of one job, for its owner only: its environment may hold secrets."""
-
-    owner: str
-    restarts: int = 0
-    """How often Slurm had requeued it."""
-    spec: wire.SlurmSpec
 
 
 class SlurmAllocations:
@@ -99,18 +81,19 @@ class SlurmAllocations:
     def succeed(self, job: str) -> str:
         """Adopt the next incarnation of a requeued job; return its name."""
         kept = self._kept(job)
-        main = _main(kept, self._poller.snapshot(self._clock()).jobs)
+        main = main_of(kept, self._poller.snapshot(self._clock()).jobs)
         restarts = kept.restarts + 1 if main is None else max(main.restarts, kept.restarts + 1)
         name = slurm_job(kept.spec.id, restarts)
-        self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
+        if not self._file(name).exists():  # once: this job's own may have been cleared by now
+            self._keep(name, msgspec.structs.replace(kept, restarts=restarts))
         return name
 
     def forsake(self, job: str) -> None:
         """Cancel what Slurm has requeued: the job lives on its standbys' nodes."""
         kept = self._kept(job)
         client = self._client_of(kept.owner)
-        main = _main(kept, client.jobs({kept.owner}))
-        if main is not None and _is_there(main) and main.restarts > kept.restarts:
+        main = main_of(kept, client.jobs({kept.owner}))
+        if main is not None and is_there(main) and main.restarts > kept.restarts:
             client.cancel([main.id])
             text = f"Slurm job {main.id} was requeued without need, and is cancelled"
             logger.warning("job %s: %s", job, text, extra={"job_id": job})
@@ -176,7 +159,7 @@ class SlurmAllocations:
         """Have `total` standbys on order: pending, or starting on a node where none has joined."""
         kept = self._kept(order.job)
         client = self._client_of(kept.owner)
-        held = _standbys(order.job, kept, client.jobs({kept.owner}))
+        held = standbys_of(order.job, kept, client.jobs({kept.owner}))
         on_order = [one for one in held if not one.nodes or not set(one.nodes) <= {*order.exclude}]
         if len(on_order) >= order.total:
             return Outcome.done()
@@ -204,11 +187,11 @@ class SlurmAllocations:
         client = self._client_of(kept.owner)
         with self._resizing:
             jobs = client.jobs({kept.owner})
-            own = [one for one in _standbys(job, kept, jobs) if node in one.nodes]
+            own = [one for one in standbys_of(job, kept, jobs) if node in one.nodes]
             if own:
                 return self._cancel(client, f"{job} {node}", own, at_once=is_sick)
             self._ending.pop(f"{job} {node}", None)
-            main = _main(kept, jobs)
+            main = main_of(kept, jobs)
             is_ours = main is not None and main.restarts == kept.restarts
             if main is None or not is_ours or not main.state.is_running or node not in main.nodes:
                 return Outcome.done()
@@ -219,7 +202,7 @@ class SlurmAllocations:
         kept = self._kept(change.job)
         client = self._client_of(kept.owner)
         jobs = client.jobs({kept.owner})
-        own = [one for one in _standbys(change.job, kept, jobs) if change.node in one.nodes]
+        own = [one for one in standbys_of(change.job, kept, jobs) if change.node in one.nodes]
         for one in own:
             client.set_comment(one.id, tag(change.to))
         self._poller.nudge()
@@ -243,21 +226,31 @@ class SlurmAllocations:
         return Outcome.done(f"{node} stays allocated until Slurm job {main.id} ends: {why}")
 
     def _end(self, end: EndJob) -> Outcome:
-        """End what is left of the job, after giving it the time to end by itself."""
+        """End what is left of the job, after giving it the time to end by itself.
+
+        What Slurm has requeued, as the job wanted it to, is left to the next incarnation.
+        """
         kept = self._kept(end.job)
         client = self._client_of(kept.owner)
         jobs = client.jobs({kept.owner})
-        main = _main(kept, jobs)
-        left = _standbys(end.job, kept, jobs)
-        if main is not None and _is_there(main):
-            later = range(kept.restarts + 1, main.restarts + 1)
-            if not any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later):
-                left.append(main)  # else another incarnation has it
+        main = main_of(kept, jobs)
+        left = standbys_of(end.job, kept, jobs)
+        is_next = main is not None and self._has_next(kept, main)
+        is_coming = end.code == REQUEUE and main is not None and may_come(kept, main)
+        if main is not None and is_there(main) and not is_next and not is_coming:
+            left.append(main)
         outcome = self._cancel(client, end.job, left, at_once=False)
+        if outcome.is_done and is_coming and not is_next:
+            outcome = Outcome.not_yet()
         if outcome.is_done and kept.spec.env:  # it may hold secrets, and nothing is submitted more
             spec = msgspec.structs.replace(kept.spec, env={}, script="")
             self._keep(end.job, msgspec.structs.replace(kept, spec=spec))
         return outcome
+
+    def _has_next(self, kept: Kept, main: JobInfo) -> bool:
+        """Return whether a later incarnation of the job has the main allocation."""
+        later = range(kept.restarts + 1, main.restarts + 1)
+        return any(self._file(slurm_job(kept.spec.id, n)).exists() for n in later)
 
     def _cancel(
         self, client: SlurmClient, key: str, jobs: Sequence[JobInfo], *, at_once: bool
@@ -300,65 +293,6 @@ class SlurmAllocations:
 
     def _file(self, job: str) -> pathlib.Path:
         return self._directory / f"{job}.json"
-
-
-def describe(job: str, kept: Kept, jobs: Iterable[JobInfo], *, at: float = 0.0) -> Allocation:
-    """Return what Slurm held for a job when it was asked. Others' jobs do not count."""
-    jobs = [info for info in jobs if info.user == kept.owner]
-    main = _main(kept, jobs)
-    id_ = kept.spec.id
-    others = _standbys(job, kept, jobs)
-    if main is None:
-        fate, text = Fate.MISSING, f"Slurm does not know job {id_} any more"
-    elif main.restarts > kept.restarts:
-        fate, text = Fate.REQUEUED, f"Slurm has requeued job {id_}"
-    elif main.state in _STOPPED:
-        fate, text = Fate.STOPPED, _ENDS.get(main.state, "Slurm job {} was ended").format(id_)
-    elif main.state.is_over:
-        fate, text = Fate.ENDED, f"Slurm job {id_} has ended ({main.state.value})"
-    else:
-        fate = Fate.PENDING if main.state.is_pending else Fate.RUNNING
-        text = _words(main, "Slurm job")
-    return Allocation(
-        job=job,
-        fate=fate,
-        text=text,
-        standbys=tuple(_words(one, "standby job") for one in others),
-        standby_nodes=tuple(node for one in others for node in one.nodes),
-        at=at,
-    )
-
-
-_ENDS: Mapping[JobState, str] = {
-    JobState.CANCELLED: "Slurm job {} was cancelled",
-    JobState.TIMEOUT: "Slurm job {} has reached its time limit",
-    JobState.DEADLINE: "Slurm job {} has reached its deadline",
-    JobState.PREEMPTED: "Slurm job {} was preempted",
-}
-
-
-def _words(info: JobInfo, what: str) -> str:
-    """Return one of Slurm's jobs in a few words."""
-    where = f" on {fold(info.nodes)}" if info.nodes else ""
-    reason = "" if info.reason in {"", "None"} else f" ({info.reason})"
-    return f"{what} {info.id} {info.state.value}{where}{reason}"
-
-
-def _main(kept: Kept, jobs: Iterable[JobInfo]) -> JobInfo | None:
-    """Return the main allocation. Another user's job is none, whatever was said of its id."""
-    id_ = str(kept.spec.id)
-    return next((info for info in jobs if info.id == id_ and info.user == kept.owner), None)
-
-
-def _standbys(job: str, kept: Kept, jobs: Iterable[JobInfo]) -> list[JobInfo]:
-    """Return the standby jobs of `job` that have not ended; anybody may write its comment."""
-    ours = [info for info in jobs if info.comment == tag(job) and info.user == kept.owner]
-    return [info for info in ours if _is_there(info) and info.id != str(kept.spec.id)]
-
-
-def _is_there(info: JobInfo) -> bool:
-    """Return whether a job has not ended. One that only waits for a dead node to be cleaned has."""
-    return not info.state.is_over and not info.state.is_ending
 
 
 def slurm_allocations(

@@ -14,12 +14,14 @@ import pytest
 from support.fake_slurm import FakeJob, FakeSlurm
 from tmover import wire
 from tmover.config import SlurmConfig, StandbyConfig
+from tmover.core.events import REQUEUE
 from tmover.core.orders import EndJob, EndNode, OrderNode, ReleaseNode
 from tmover.errors import SchedulerError, SlurmRefused, SlurmUnreachable
 from tmover.scheduler.interface import Fate, Outcome
-from tmover.scheduler.slurm.allocations import Kept, SlurmAllocations, describe
+from tmover.scheduler.slurm.allocations import SlurmAllocations
 from tmover.scheduler.slurm.client import SlurmClient
 from tmover.scheduler.slurm.commands import JobInfo
+from tmover.scheduler.slurm.held import Kept, describe
 from tmover.scheduler.slurm.poller import Poller
 from tmover.scheduler.slurm.run import Command, Completed, Run
 from tmover.scheduler.slurm.states import JobState
@@ -79,8 +81,8 @@ class Place:
             ReleaseNode(job="slurm1", agent=f"{node}-aa", node=node, reason="released")
         )
 
-    def end(self, job: str = "slurm1") -> Outcome:
-        return self.allocations.carry_out(EndJob(job=job, code=0, reason="done"))
+    def end(self, job: str = "slurm1", *, code: int = 0) -> Outcome:
+        return self.allocations.carry_out(EndJob(job=job, code=code, reason="done"))
 
     def standbys(self) -> list[FakeJob]:
         return [job for job in self.slurm.jobs.values() if job.comment == "tmover:slurm1"]
@@ -463,6 +465,46 @@ def test_the_end_of_a_job_is_not_that_of_its_next_incarnation(place: Place) -> N
     assert left.state == "CANCELLED"
     assert place.slurm.jobs["1"].state == "RUNNING"
     assert place.end() == Outcome.done()
+
+
+def test_a_job_that_ends_to_be_requeued_is_waited_for_until_the_next_incarnation_has_it(
+    place: Place,
+) -> None:
+    main, left = place.slurm.jobs["1"], standby(place.slurm)
+    assert place.end(code=REQUEUE) == Outcome.not_yet()
+    main.state, main.nodes = "COMPLETING", []
+    place.now += END_S + 1
+    assert place.end(code=REQUEUE) == Outcome.not_yet()
+    assert left.state == "CANCELLED"
+    main.state, main.restarts = "PENDING", 1
+    place.now += END_S + 1
+    assert place.end(code=REQUEUE) == Outcome.not_yet()
+
+    assert place.allocations.succeed("slurm1") == "slurm1r1"
+
+    assert place.end(code=REQUEUE) == Outcome.done()
+    assert main.state != "CANCELLED"
+    assert place.allocations.succeed("slurm1") == "slurm1r1"
+    assert SECRET in (place.directory / "slurm1r1.json").read_text()
+    assert SECRET not in (place.directory / "slurm1.json").read_text()
+
+
+@pytest.mark.parametrize(("state", "restarts"), [("FAILED", 0), ("CANCELLED", 1)])
+def test_a_job_that_ends_to_be_requeued_and_is_not_is_over(
+    place: Place, state: str, restarts: int
+) -> None:
+    place.slurm.end("1", state)
+    place.slurm.jobs["1"].restarts = restarts
+
+    assert place.end(code=REQUEUE) == Outcome.done()
+
+
+def test_a_job_that_does_not_end_to_be_requeued_is_cancelled_in_time(place: Place) -> None:
+    place.end(code=REQUEUE)
+    place.now += END_S + 1
+    place.end(code=REQUEUE)
+
+    assert place.slurm.jobs["1"].state == "CANCELLED"
 
 
 # --- on disk --------------------------------------------------------------------------------------

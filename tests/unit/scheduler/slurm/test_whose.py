@@ -6,8 +6,8 @@ import pytest
 
 from tmover import wire
 from tmover.scheduler.interface import Fate
-from tmover.scheduler.slurm.allocations import Kept, describe
 from tmover.scheduler.slurm.commands import JobInfo
+from tmover.scheduler.slurm.held import Kept, describe
 from tmover.scheduler.slurm.states import JobState
 
 KEPT = Kept(owner="ann", spec=wire.SlurmSpec(id=7, name="x", script="", cwd="/"))

@@ -33,7 +33,7 @@ _MIB = 1 << 20
 _GLANCE_S = 0.25
 
 
-class Rehearsing:
+class Answers:
     """One worker's part in it: a rank that records, or a standby that is answered."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -20,9 +20,9 @@ from tmover.core.orders import Stop
 from tmover.core.recorded import Fingerprint, Heard, Key, Recording
 from tmover.environment import WorkerEnvironment
 from tmover.state import recordings
+from tmover.worker.answers import Answers, await_recording
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
-from tmover.worker.rehearsing import Rehearsing, await_recording
 from tmover.worker.runtime import Runtime
 from unit.worker.test_runtime import Line
 
@@ -88,7 +88,7 @@ def save(place: pathlib.Path, recording: Recording = MADE) -> None:
 
 def test_a_standby_uses_the_recording_of_its_role(place: pathlib.Path, make: Make) -> None:
     save(place)
-    standby = Rehearsing(make())
+    standby = Answers(make())
 
     standby.begin(SCHEMA, 10)
 
@@ -96,7 +96,7 @@ def test_a_standby_uses_the_recording_of_its_role(place: pathlib.Path, make: Mak
 
 
 def test_without_a_recording_it_says_where_it_has_looked(place: pathlib.Path, make: Make) -> None:
-    standby = Rehearsing(make())
+    standby = Answers(make())
     standby.begin(SCHEMA, 10)
 
     assert standby.recorded() == f"made-up values: there was no recording in {place} yet"
@@ -105,7 +105,7 @@ def test_without_a_recording_it_says_where_it_has_looked(place: pathlib.Path, ma
 def test_one_that_comes_during_the_rehearsal_is_used_from_the_loop_on(
     place: pathlib.Path, make: Make
 ) -> None:
-    standby = Rehearsing(make())
+    standby = Answers(make())
     save(place)
     standby.begin(SCHEMA, 10)
 
@@ -113,7 +113,7 @@ def test_one_that_comes_during_the_rehearsal_is_used_from_the_loop_on(
 
 
 def test_the_next_rehearsal_looks_again(place: pathlib.Path, make: Make) -> None:
-    standby = Rehearsing(make())
+    standby = Answers(make())
     standby.begin(SCHEMA, 10)
     standby.recorded()
     save(place)
@@ -137,7 +137,7 @@ def test_one_that_does_not_fit_is_refused(
 ) -> None:
     fingerprint = msgspec.structs.replace(MADE.fingerprint, **change)
     save(place, msgspec.structs.replace(MADE, fingerprint=fingerprint))
-    standby = Rehearsing(make())
+    standby = Answers(make())
     standby.begin(SCHEMA, 10)
 
     said = standby.recorded()
@@ -152,7 +152,7 @@ def test_a_damaged_one_is_refused_and_the_rehearsal_goes_on(
     save(place)
     (tensor,) = (place / "tensors").iterdir()
     tensor.write_bytes(b"rubbish")
-    standby = Rehearsing(make())
+    standby = Answers(make())
     standby.begin(SCHEMA, 10)
     standby.open(0)
 
@@ -162,7 +162,7 @@ def test_a_damaged_one_is_refused_and_the_rehearsal_goes_on(
 def test_a_promoted_standby_answers_nothing_any_more(place: pathlib.Path, make: Make) -> None:
     save(place)
     runtime = make()
-    standby = Rehearsing(runtime)
+    standby = Answers(runtime)
 
     standby.end()
 
@@ -177,7 +177,7 @@ def hook() -> str:
 def record(runtime: Runtime, roles: tuple[bytes, ...], total: int = 10) -> list[str]:
     """Let a rank record; return what a collective begins with after each of three steps."""
     runtime.fabric.mode = Mode.LIVE
-    rank = Rehearsing(runtime)
+    rank = Answers(runtime)
     rank.begin(SCHEMA, total)
     found = [hook()]
     for step in range(5, 8):
@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_written_to_costs_the_recording_and_nothing_else(
 
 def test_a_failed_rehearsal_waits_for_a_recording(place: pathlib.Path, make: Make) -> None:
     runtime = make()
-    Rehearsing(runtime)
+    Answers(runtime)
     waiting = threading.Thread(target=await_recording, args=(runtime, "a spike"))
     waiting.start()
 
@@ -259,7 +259,7 @@ def test_it_waits_no_longer_than_it_is_allowed_to(
 ) -> None:
     monkeypatch.setenv("TMOVER_WORKER_RECORDING_S", "0.01")
     runtime = make()
-    Rehearsing(runtime)
+    Answers(runtime)
 
     await_recording(runtime, "a spike")
 
@@ -268,7 +268,7 @@ def test_it_waits_no_longer_than_it_is_allowed_to(
 
 def test_it_waits_for_nothing_once_the_job_is_over(make: Make) -> None:
     runtime = make()
-    Rehearsing(runtime)
+    Answers(runtime)
     runtime.on_message(Stop(job="1", agent="a1", code=0, reason="done"))
 
     await_recording(runtime, "a spike")
@@ -279,7 +279,7 @@ def test_it_waits_for_nothing_if_recorded_values_were_used(
 ) -> None:
     save(place)
     runtime = make()
-    Rehearsing(runtime)
+    Answers(runtime)
 
     await_recording(runtime, "a spike")
 
