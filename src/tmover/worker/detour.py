@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 _LOOK = ("stat", "lstat", "access", "statvfs", "getxattr", "listxattr")
@@ -28,6 +28,7 @@ _LEFT_ALONE = frozenset({"posix", "_io"})
 """Python itself keeps what it has compiled through these."""
 
 Function = Callable[..., Any]
+_Seen = tuple[types.ModuleType, int]
 
 
 class Way(Protocol):
@@ -62,6 +63,8 @@ class Detour:
         self.way = way
         self._inside = threading.local()
         self._is_over = False
+        self._clean: dict[str, _Seen] = {}
+        """Modules that knew no replacement when they were looked through, and how many names."""
         self._made: list[tuple[Function, Function]] = []
         """Each function that was replaced, and what by."""
         self._replace_os(reads=reads)
@@ -70,13 +73,27 @@ class Detour:
         shutil._use_fd_functions = False  # type: ignore[attr-defined]  # `rmtree` names paths then
         _swap({id(old): new for old, new in self._made})
 
+    def survey(self) -> None:
+        """Look through all modules now, for `remove` to be quick: in those of torch that is long.
+
+        It looks then through those alone that know a replacement now, are new, or have come to know
+        more names or fewer.
+        """
+        made = {id(new) for _, new in self._made}
+        self._clean = {
+            name: (module, len(vars(module)))
+            for name, module in _modules()
+            if made.isdisjoint(map(id, list(vars(module).values())))
+        }
+
     def remove(self) -> None:
         """Put everything back, also where a module has come to know a replacement meanwhile."""
         if self._is_over:
             return
         self._is_over = True
         shutil._use_fd_functions = self._fd_functions  # type: ignore[attr-defined]
-        _swap({id(new): old for old, new in self._made})
+        _swap({id(new): old for old, new in self._made}, self._clean)
+        self._clean.clear()
 
     # --- what is replaced -------------------------------------------------------------------------
 
@@ -266,14 +283,21 @@ def _absolute(path: Any, dir_fd: int | None) -> str | None:
     return os.path.abspath(text)
 
 
-def _swap(table: dict[int, Function]) -> None:
-    """Put what the table says in the place of what modules know."""
+def _modules() -> Iterator[tuple[str, types.ModuleType]]:
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and name not in _LEFT_ALONE:
-            names = vars(module)
-            for key, value in list(names.items()):
-                if id(value) in table:
-                    names[key] = table[id(value)]
+            yield name, module
+
+
+def _swap(table: dict[int, Function], clean: Mapping[str, _Seen] | None = None) -> None:
+    """Put what the table says in the place of what modules know, but those that are `clean`."""
+    for name, module in _modules():
+        names = vars(module)
+        if clean is not None and clean.get(name) == (module, len(names)):
+            continue
+        for key, value in list(names.items()):
+            if id(value) in table:
+                names[key] = table[id(value)]
     accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)  # Python 3.10
     for key, value in list(vars(accessor).items()) if accessor is not None else ():
         inner = value.__func__ if isinstance(value, staticmethod) else value

@@ -82,6 +82,11 @@ class Isolation:
         if self._scratch is not None:
             self._scratch.looping()
 
+    def rest(self) -> None:
+        """Take note that the process rests, so that it soon becomes a rank of the job."""
+        if self._detour is not None:
+            self._detour.survey()
+
     def again(self) -> None:
         """Forget what the script has done: it is run again, as another rank."""
         self.lift()

@@ -89,8 +89,9 @@ class Rehearsal:
         if (step := self._try_afresh(batches)) is not None:
             return step
         self._put_back()
-        self._say_warm()
         runtime = self._runtime
+        runtime.isolation.rest()
+        self._say_warm()
         order = self._switch.promotion(runtime.config.prove_every_s or math.inf)
         if order is False:
             return self._prove_again(batches)

@@ -218,6 +218,32 @@ def test_everything_is_put_back(job: pathlib.Path, tmp_path: pathlib.Path) -> No
     assert (job / "moved").read_text() == "line 1\n"
 
 
+def test_after_a_survey_what_has_changed_since_is_put_back_too(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("knew", "learns", "comes", "knows_none")
+    knew, learns, comes, knows_none = (types.ModuleType(name) for name in names)
+    exec("from os import rename", vars(knew))  # noqa: S102
+    knows_none.__dict__["rename"] = None
+    for module in (knew, learns, knows_none):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    rename, opened = os.rename, open
+    detour = Detour(Overlay(str(tmp_path / "scratch"), spared=bool))
+    try:
+        detour.survey()
+        hidden = os.rename
+        for module in (learns, comes, knows_none):
+            vars(module)["rename"] = hidden
+        monkeypatch.setitem(sys.modules, comes.__name__, comes)
+    finally:
+        detour.remove()
+
+    assert (os.rename, open) == (rename, opened)
+    for module in (knew, learns, comes):
+        assert vars(module)["rename"] is rename
+    assert vars(knows_none)["rename"] is hidden  # not looked through again: calls on what it was
+
+
 def test_without_a_directory_what_is_written_is_written_and_said_once(
     job: pathlib.Path,
     tmp_path: pathlib.Path,
