@@ -9,8 +9,10 @@ import pytest
 from tmover.comm.fabric import Fabric
 from tmover.core.orders import Stop, Welcome
 from tmover.worker import performance
+from tmover.worker.performance import Bill
 from tmover.worker.runtime import Runtime
 from tmover.worker.stage import Recast
+from tmover.worker.surroundings import Surroundings
 from unit.worker.test_runtime import Line, fabric, runtime_of
 
 __all__ = ["fabric"]
@@ -41,10 +43,13 @@ def test_who_is_ended_while_the_script_is_unwound_runs_it_no_more_and_ends_so(
     standby = runtime_of(Line(), fabric, sandbox=True)
     plays: list[None] = []
 
-    def play() -> int:
+    def play(bill: Bill) -> int:
         plays.append(None)
-        standby.on_message(STOP)
-        return way(standby)
+        bill.made.on_message(STOP)
+        return way(bill.made)
 
-    assert performance.run(standby, play) == STOP.code
+    def lend(_bill: Bill, _around: Surroundings) -> Bill:
+        raise AssertionError
+
+    assert performance.run(Bill(standby, []), play, lend) == STOP.code
     assert len(plays) == 1
