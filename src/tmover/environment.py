@@ -32,11 +32,11 @@ def of_job(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _OWN.fullmatch(name)}
 
 
-def adopt(env: Mapping[str, str]) -> None:
+def adopt(job: str, env: Mapping[str, str]) -> None:
     """Have the environment of another job in this process; what is its own stays."""
     for name in of_job(os.environ).keys() - env.keys():
         del os.environ[name]
-    os.environ.update(env)
+    os.environ.update(env, TMOVER_JOB=job)
 
 
 def own_job(environ: Mapping[str, str]) -> str | None:

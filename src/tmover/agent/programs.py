@@ -50,7 +50,7 @@ def take_over(other: wire.Program, nproc: int) -> WorkerCommand:
     except OSError as error:
         msg = f"job {other.job} runs in {other.cwd}, which is not on this node: {error.strerror}"
         raise Refused(msg) from error
-    adopt(other.env)
+    adopt(other.job, other.env)
     return WorkerCommand(
         nproc=nproc,
         script=other.script,

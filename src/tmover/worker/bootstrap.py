@@ -276,7 +276,7 @@ def _perform(made: Runtime, argv: list[str], enter: Callable[[], Runtime], door:
         _leave(before.made)
         program = None if door.greeting is None else door.greeting.program
         assert program is not None, "the agent has said what the job runs"
-        around.move(program.cwd, program.env)
+        around.move(program.job, program.cwd, program.env)
         _runtime = enter()
         argv = [*(["-m"] if program.module else []), program.script, *program.arguments]
         return Bill(_runtime, argv)

@@ -70,9 +70,9 @@ class Surroundings:
         self._flags = [(put, get()) for get, put in _FLAGS]
         self._random = rng.capture()
 
-    def move(self, directory: str, env: Mapping[str, str]) -> None:
+    def move(self, job: str, directory: str, env: Mapping[str, str]) -> None:
         """Be in another job's directory and environment from now on."""
-        adopt(env)
+        adopt(job, env)
         os.chdir(directory)
         self._directory, self._environment = directory, dict(os.environ)
 

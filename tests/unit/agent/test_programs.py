@@ -68,6 +68,7 @@ def test_taken_over_it_is_what_is_run_from_now_on(
         env={**{k: v for k, v in program.env.items() if k != "MINE"}, "THEIRS": "2"},
     )  # fmt: skip
     monkeypatch.setenv("THEIRS", "")
+    monkeypatch.setenv("TMOVER_JOB", "1")
 
     command = programs.take_over(other, 2)
 
@@ -75,6 +76,7 @@ def test_taken_over_it_is_what_is_run_from_now_on(
     assert pathlib.Path.cwd() == there
     assert os.environ["THEIRS"] == "2"
     assert "MINE" not in os.environ
+    assert os.environ["TMOVER_JOB"] == "2"
     assert os.environ["SLURM_JOB_ID"] == "7"
 
 

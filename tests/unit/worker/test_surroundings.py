@@ -48,15 +48,16 @@ def test_another_job_s_directory_and_environment(
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("TMOVER_JOB", "1")
 
-    around.move(str(there), {"OF_THE_OTHER": "2"})
+    around.move("2", str(there), {"OF_THE_OTHER": "2"})
     os.environ["OF_THE_SCRIPT"] = "3"
     os.chdir(tmp_path)
     around.restore()
 
     assert pathlib.Path.cwd() == there
     assert os.environ["OF_THE_OTHER"] == "2"
-    assert os.environ["SLURM_JOB_ID"] == "7"
+    assert (os.environ["SLURM_JOB_ID"], os.environ["TMOVER_JOB"]) == ("7", "2")
     assert {"OF_THE_PROCESS", "OF_THE_SCRIPT"}.isdisjoint(os.environ)
 
 
