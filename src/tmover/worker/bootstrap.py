@@ -251,6 +251,7 @@ def _enter(door: _Doorstep, control: Control) -> Runtime:
     made = Runtime(
         identity, control=control, fabric=fabric, launch=welcome.launch, environment=environment
     )
+    made.cast = welcome.cast
     made.mark = hashlib.sha256(b"checkpoints" + greeting.secret).hexdigest()[:16]
     identity.export()
     intercept.install(fabric)
