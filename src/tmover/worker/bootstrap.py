@@ -11,8 +11,6 @@ import atexit
 import hashlib
 import logging
 import os
-import pathlib
-import runpy
 import sys
 import threading
 import time
@@ -32,7 +30,7 @@ from tmover.errors import (
     TmoverError,
 )
 from tmover.process import die_with_parent
-from tmover.worker import signals
+from tmover.worker import script, signals
 from tmover.worker.control import Control
 from tmover.worker.identity import Identity
 from tmover.worker.pace import LOOK_S
@@ -296,13 +294,7 @@ def _leave(made: Runtime) -> None:
 
 def _run_script(made: Runtime, argv: list[str]) -> int:
     try:
-        if argv[0] == "-m":
-            sys.argv = argv[1:]
-            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = argv
-            sys.path[0] = str(pathlib.Path(argv[0]).resolve().parent)
-            runpy.run_path(argv[0], run_name="__main__")
+        script.play(argv)
     except SystemExit as error:
         if made.standing.stop is not None:
             return made.standing.stop.code

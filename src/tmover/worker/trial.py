@@ -11,7 +11,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import runpy
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ from tmover.state import marks
 from tmover.state.capture import Tracked
 from tmover.state.loader import Batches
 from tmover.state.position import Position
-from tmover.worker import session
+from tmover.worker import script, session
 from tmover.worker.checkpoints import Checkpoints
 from tmover.worker.identity import Identity
 from tmover.worker.session import Step
@@ -326,23 +325,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     intercept.install(fabric)
     session.provide(lambda seed: TrialEngine(order, fabric, identity, seed=seed))
     try:
-        _run(list(argv[1:]))
+        script.play(argv[1:])
     except TmoverError as error:
         print(f"tmover: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from error
     print("tmover: the script has ended without entering session.steps()", file=sys.stderr)
     sys.stderr.flush()
     os._exit(2)
-
-
-def _run(argv: list[str]) -> None:
-    if argv[0] == "-m":
-        sys.argv = argv[1:]
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = argv
-        sys.path[0] = str(pathlib.Path(argv[0]).resolve().parent)
-        runpy.run_path(argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
