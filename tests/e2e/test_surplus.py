@@ -94,7 +94,7 @@ def test_of_more_standbys_than_slots_none_hinders_the_end_in_the_middle_of_a_reh
     eventually(lambda: len(ends(cluster)) == 5)
     assert {status.code for status in ends(cluster).values()} == {0}
     assert "Traceback" not in training.log()
-    assert {node.state for node in cluster.scheduler.nodes()} == {NodeState.IDLE}
+    eventually(lambda: {node.state for node in cluster.scheduler.nodes()} == {NodeState.IDLE})
 
 
 def test_a_standby_that_comes_when_the_job_has_ended_ends_well_and_says_so(
