@@ -45,7 +45,7 @@ WORLD = 2
 """A core for each rank: with fewer, the length of a step is the scheduler's."""
 STANDBYS = 2
 """That are got ready at once."""
-SETTLE, STEADY = 5, 30
+SETTLE, STEADY = 5, 20
 """Steps before each move: the first ones after a rest, and those that are looked at."""
 PATIENCE_S = 300.0
 Kind = Literal["planned", "failure"]
@@ -66,6 +66,8 @@ class Figures:
     ratios: list[float] = dataclasses.field(default_factory=list)
     cpu_ratios: list[float] = dataclasses.field(default_factory=list)
     firsts: list[float] = dataclasses.field(default_factory=list)
+    leads: list[float] = dataclasses.field(default_factory=list)
+    """What of a first step is before its `with`."""
     steadies: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -156,6 +158,7 @@ class Bench:
         before, step = step_times(lines, slot, at)
         figures.pauses.append(found.pause_s)
         figures.firsts.append(step.length)
+        figures.leads.append(step.lead)
         figures.steadies.append(statistics.median(one.length for one in before))
         figures.ratios.append(figures.firsts[-1] / figures.steadies[-1])
         cpu = self._cpu_times(slot)
@@ -181,6 +184,8 @@ class Took(NamedTuple):
 
     step: int
     length: float
+    lead: float = 0.0
+    """What of that is before its `with`, if that was looked at."""
 
 
 def step_times(lines: Sequence[Line], slot: int, at: float) -> tuple[list[Took], Took]:
@@ -197,8 +202,9 @@ def step_times(lines: Sequence[Line], slot: int, at: float) -> tuple[list[Took],
         msg = f"only {len(before)} steps were there to be measured"
         raise TmoverError(msg)
     passed = next(line for line in own if (line.event, line.epoch) == ("passed", epoch))
+    begun = next(line for line in own if line.event == "attempt" and line.t >= passed.t)
     ended = next(line for line in own if line.event == "committed" and line.t >= passed.t)
-    return before, Took(ended.step or 0, ended.t - passed.t)
+    return before, Took(ended.step or 0, ended.t - passed.t, begun.t - passed.t)
 
 
 def _done(lines: Iterable[Line]) -> int:
@@ -329,11 +335,13 @@ def show(result: dict[str, Any], figures: dict[str, Figures], ratios: dict[str, 
         if value is None:
             print(f"  {name:16} not measured")
             continue
-        first, steady = median(of.firsts) or 0.0, median(of.steadies) or 0.0
+        first, lead, steady = (
+            1000 * statistics.median(each) for each in (of.firsts, of.leads, of.steadies)
+        )
         print(
-            f"  {name:16} {value:6.2f}   {first * 1000:8.1f} ms by {steady * 1000:6.1f} ms, "
-            f"of {len(of.ratios)}, from {min(of.ratios):.2f} to {max(of.ratios):.2f}; "
-            f"by CPU time {median(of.cpu_ratios):.2f}"
+            f"  {name:16} {value:6.2f}   {first:8.1f} ms, {lead:.1f} of them before it begins, "
+            f"by {steady:6.1f} ms; of {len(of.ratios)}, from {min(of.ratios):.2f} to "
+            f"{max(of.ratios):.2f}; by CPU time {statistics.median(of.cpu_ratios):.2f}"
         )
 
 
