@@ -12,7 +12,9 @@ A figure that could not be measured is null, and the reason is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -21,9 +23,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
@@ -39,21 +41,33 @@ from tmover.errors import TmoverError
 
 OUT = pathlib.Path(__file__).parent / "out" / "ablation.json"
 HERE = pathlib.Path(__file__).parent
-WORLD = 3
-STEADY = 30
-"""Steps that are looked at, before each move, for the steady one."""
+WORLD = 2
+"""A core for each rank: with fewer, the length of a step is the scheduler's."""
+STANDBYS = 2
+"""That are got ready at once."""
+SETTLE, STEADY = 5, 20
+"""Steps before each move: the first ones after a rest, and those that are looked at."""
 PATIENCE_S = 300.0
-_POLL_S = 0.05
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+Kind = Literal["planned", "failure"]
+_QUIET_S = 1.0
+"""After a move nobody looks for so long: whoever looks needs a core."""
+_POLL_S = 0.25
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass
 class Figures:
-    """Of one kind of replacement: pauses, first steps and steady steps, in seconds."""
+    """Of one kind of replacement: pauses, first steps and steady steps, in seconds.
+
+    `ratios` and `cpu_ratios` are of a first step by the median steady one before it.
+    """
 
     pauses: list[float] = dataclasses.field(default_factory=list)
     ratios: list[float] = dataclasses.field(default_factory=list)
+    cpu_ratios: list[float] = dataclasses.field(default_factory=list)
     firsts: list[float] = dataclasses.field(default_factory=list)
+    leads: list[float] = dataclasses.field(default_factory=list)
+    """What of a first step is before its `with`."""
     steadies: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -62,18 +76,19 @@ class Bench:
 
     def __init__(self, cluster: LocalCluster, name: str, *flags: str, standby: int) -> None:
         self.cluster, self.name = cluster, name
-        self._trace = cluster.state / "trace" / name
+        self._trace = cluster.state / "trace" / name.replace(" ", "-")
         scratch = cluster.state / "tmp"
         scratch.mkdir(parents=True, exist_ok=True)
+        self._rest, self._cpu = scratch / "rest", scratch / "cpu"
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(HERE.parent / "src"),
             "TMOVER_TRACE": str(self._trace),
-            "TMPDIR": str(scratch),
+            "TMPDIR": str(scratch),  # caches of processes that are killed are removed with it
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else a pool of processes stays
         }
-        gate = ("--until", str(scratch / "over"))
-        argv = agent_argv(str(HERE / "ablated.py"), *gate, *flags)
+        argv = agent_argv(str(HERE / "ablated.py"), "--folder", str(scratch), *flags)
         spec = JobSpec(
             nodes=WORLD, standby=standby, nproc=1, argv=argv, env=env, cwd=pathlib.Path.cwd()
         )
@@ -95,66 +110,101 @@ class Bench:
                 raise TmoverError(msg)
             time.sleep(_POLL_S)
 
-    def rest(self, slot: int) -> None:
-        """Wait until a standby can take the slot as it is."""
+    def get_ready(self, slot: int, standbys: int) -> None:
+        """Let the ranks rest until all standbys rest, one of which can take the slot as it is."""
+        self._rest.touch()
         self.until(
             lambda status: (
                 status.phase == "training"
-                and any(s.state == "warm" and slot in s.takes for s in status.standbys)
+                and len(status.standbys) >= standbys
+                and all(s.state == "warm" for s in status.standbys)
+                and any(slot in s.takes for s in status.standbys)
             )
         )
+        self._rest.unlink()
 
-    def move(self, slot: int, figures: Figures) -> None:
-        """Move a slot to the standby that rests, and note what it took."""
-        self.rest(slot)
-        began = time.monotonic()
-        self.train_for(STEADY)
+    def move(self, slot: int, figures: Figures, *, standbys: int) -> None:
+        """Move a slot to a standby that rests, and note what it took."""
+        self.get_ready(slot, standbys)
+        began, node = self._train(slot)
         at = time.monotonic()
-        node = self.until(lambda _: True).slots[slot].node
         self.cluster.move(self.job, node, "it is measured")
         self._note(slot, node, at, began, "planned", figures)
 
     def lose(self, slot: int, figures: Figures) -> None:
         """Cut a slot's node off its power, and note what it took."""
-        began = time.monotonic()
-        self.train_for(STEADY)
-        node = self.until(lambda _: True).slots[slot].node
+        began, node = self._train(slot)
         at = self.cluster.fail_node(node)
         self._note(slot, node, at, began, "failure", figures)
 
+    def _train(self, slot: int) -> tuple[float, str]:
+        """Do the steady steps; return when they began, and the slot's node."""
+        node = self.until(lambda status: status.phase == "training").slots[slot].node
+        self.train_for(SETTLE)
+        began = time.monotonic()
+        self.train_for(STEADY)
+        return began, node
+
     def _note(
-        self, slot: int, node: str, at: float, began: float, kind: Any, figures: Figures
+        self, slot: int, node: str, at: float, began: float, kind: Kind, figures: Figures
     ) -> None:
+        time.sleep(_QUIET_S)
         self.until(
             lambda status: status.phase == "training" and status.slots[slot].node not in ("", node)
         )
         self.train_for(3)
-        lines = self.lines()
+        lines = [line for line in self.lines() if line.t >= began]
         found = measure.move(lines, kind=kind, slot=slot, at=at)
-        steady = steady_step([line for line in lines if began <= line.t <= at], slot)
+        before, step = step_times(lines, slot, at)
         figures.pauses.append(found.pause_s)
-        figures.firsts.append(found.phases_s.first_step)
-        figures.steadies.append(steady)
-        figures.ratios.append(found.phases_s.first_step / steady)
+        figures.firsts.append(step.length)
+        figures.leads.append(step.lead)
+        figures.steadies.append(statistics.median(one.length for one in before))
+        figures.ratios.append(figures.firsts[-1] / figures.steadies[-1])
+        cpu = self._cpu_times(slot)
+        steady = statistics.median(cpu[one.step] for one in before)
+        figures.cpu_ratios.append(cpu[step.step] / steady)
         self.cluster.scheduler.resume(node)
 
-    def order(self) -> None:
-        """Have another standby started."""
-        if self.cluster.scheduler.order(self.job, ()) is None:
-            msg = "no node is free for another standby"
-            raise TmoverError(msg)
+    def _cpu_times(self, rank: int) -> dict[int, float]:
+        """Return how many seconds of a core each step of a rank took, without what is around it."""
+        rows = (line.split() for line in self._cpu.read_text().splitlines())
+        return {int(step): float(took) for of, step, took in rows if int(of) == rank}
+
+    def order(self, count: int) -> None:
+        """Have more standbys started."""
+        for _ in range(count):
+            if self.cluster.scheduler.order(self.job, ()) is None:
+                msg = "no node is free for another standby"
+                raise TmoverError(msg)
 
 
-def steady_step(lines: Iterable[Line], slot: int) -> float:
-    """Return the median time from a step's beginning to its end, of one slot's rank."""
-    begun: dict[int | None, float] = {}
-    lengths: list[float] = []
-    for line in lines:
-        if line.slot == slot and line.event == "attempt":
-            begun[line.step] = line.t
-        elif line.slot == slot and line.event == "committed" and line.step in begun:
-            lengths.append(line.t - begun[line.step])
-    return statistics.median(lengths)
+class Took(NamedTuple):
+    """A step, and how long it took with what is around it, in seconds."""
+
+    step: int
+    length: float
+    lead: float = 0.0
+    """What of that is before its `with`, if that was looked at."""
+
+
+def step_times(lines: Sequence[Line], slot: int, at: float) -> tuple[list[Took], Took]:
+    """Return the steps of a slot's rank before `at`, and the first one of the joiner after it.
+
+    A step lasts from the end of the one before it; a joiner's first from when it passed into its
+    world. So fetching the batch, and all that a process does once it has its rank, is in it.
+    """
+    epoch = measure.next_epoch(lines, at)
+    own = [line for line in lines if line.slot == slot]
+    ends = [line for line in own if line.event == "committed" and line.t <= at]
+    before = [Took(b.step or 0, b.t - a.t) for a, b in itertools.pairwise(ends)]
+    if len(before) < STEADY // 2:
+        msg = f"only {len(before)} steps were there to be measured"
+        raise TmoverError(msg)
+    passed = next(line for line in own if (line.event, line.epoch) == ("passed", epoch))
+    begun = next(line for line in own if line.event == "attempt" and line.t >= passed.t)
+    ended = next(line for line in own if line.event == "committed" and line.t >= passed.t)
+    return before, Took(ended.step or 0, ended.t - passed.t, begun.t - passed.t)
 
 
 def _done(lines: Iterable[Line]) -> int:
@@ -168,13 +218,16 @@ def _done(lines: Iterable[Line]) -> int:
 def moves(name: str, *flags: str, count: int) -> Figures:
     """Move each slot in turn, `count` times in all."""
     figures = Figures()
-    with _cluster() as cluster:
-        bench = Bench(cluster, name, *flags, standby=1)
+    with cluster_of_its_own() as cluster:
+        left = min(STANDBYS, count)
+        bench = Bench(cluster, name, *flags, standby=left)
         for number in range(count):
             progress.show(number, count, name)
-            bench.move(number % WORLD, figures)
-            if number + 1 < count:
-                bench.order()
+            if not left:
+                left = min(STANDBYS, count - number)
+                bench.order(left)
+            bench.move(number % WORLD, figures, standbys=left)
+            left -= 1
         progress.show(count, count, name)
     return figures
 
@@ -182,9 +235,8 @@ def moves(name: str, *flags: str, count: int) -> Figures:
 def losses(name: str, *flags: str, count: int) -> Figures:
     """Lose a node with no standby, `count` times."""
     figures = Figures()
-    with _cluster() as cluster:
+    with cluster_of_its_own() as cluster:
         bench = Bench(cluster, name, *flags, standby=0)
-        bench.until(lambda status: status.phase == "training")
         for number in range(count):
             progress.show(number, count, name)
             bench.lose(number % WORLD, figures)
@@ -202,19 +254,14 @@ def restarts(count: int) -> Figures:
     return Figures(pauses=[one.pause_s for one in found])
 
 
-class _cluster:
-    """A cluster in a folder of its own."""
-
-    def __enter__(self) -> LocalCluster:
-        self._folder = tempfile.TemporaryDirectory(prefix="tmover-bench-")
-        self._made = LocalCluster(pathlib.Path(self._folder.name) / "state", impatient(load()))
-        return self._made.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self._made.__exit__(*error)
-        finally:
-            self._folder.cleanup()
+@contextlib.contextmanager
+def cluster_of_its_own() -> Iterator[LocalCluster]:
+    """Yield a cluster in a folder of its own, of which nothing is left afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tmover-bench-") as folder,
+        LocalCluster(pathlib.Path(folder) / "state", impatient(load())) as cluster,
+    ):
+        yield cluster
 
 
 def attempt(name: str, stage: Callable[[], Figures]) -> Figures:
@@ -228,6 +275,8 @@ def attempt(name: str, stage: Callable[[], Figures]) -> Figures:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    for one in _ENDING:
+        signal.signal(one, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
@@ -243,6 +292,8 @@ def main() -> None:
     args = parser.parse_args()
     for number in _ENDING:
         signal.signal(number, _end)  # whatever was started is ended then
+    # who compiles in the middle of a step keeps the others waiting, and is not stuck
+    os.environ["TMOVER_CONTROLLER_STUCK_S"] = str(PATIENCE_S)
     few = min(3, args.moves)
     stages: dict[str, Callable[[], Figures]] = {
         "restart": lambda: restarts(few),
@@ -284,10 +335,13 @@ def show(result: dict[str, Any], figures: dict[str, Figures], ratios: dict[str, 
         if value is None:
             print(f"  {name:16} not measured")
             continue
-        first, steady = median(of.firsts) or 0.0, median(of.steadies) or 0.0
+        first, lead, steady = (
+            1000 * statistics.median(each) for each in (of.firsts, of.leads, of.steadies)
+        )
         print(
-            f"  {name:16} {value:6.2f}   {first * 1000:8.1f} ms by {steady * 1000:6.1f} ms, "
-            f"of {len(of.ratios)}, from {min(of.ratios):.2f} to {max(of.ratios):.2f}"
+            f"  {name:16} {value:6.2f}   {first:8.1f} ms, {lead:.1f} of them before it begins, "
+            f"by {steady:6.1f} ms; of {len(of.ratios)}, from {min(of.ratios):.2f} to "
+            f"{max(of.ratios):.2f}; by CPU time {statistics.median(of.cpu_ratios):.2f}"
         )
 
 

@@ -97,7 +97,10 @@ def own_modules() -> dict[str, types.ModuleType]:
     return {
         name: module
         for name, module in list(sys.modules.items())
-        if name != "__main__" and (path := getattr(module, "__file__", None)) and is_own_code(path)
+        if name != "__main__"
+        and (path := getattr(module, "__file__", None))
+        and pathlib.Path(path).is_absolute()  # `torch.ops` says "_ops.py", and has no file
+        and is_own_code(path)
     }
 
 

@@ -284,6 +284,12 @@ def test_a_library_is_not_the_users() -> None:
     assert variables.is_own_code(__file__)
 
 
+def test_what_torch_makes_up_as_modules_is_not_the_users() -> None:
+    made_up = {"torch.ops", "torch.classes"}
+    assert made_up <= sys.modules.keys()
+    assert not made_up & variables.own_modules().keys()
+
+
 def test_what_holds_itself_is_looked_at_once() -> None:
     def script() -> dict[str, str]:
         ring: list[Any] = [1]
