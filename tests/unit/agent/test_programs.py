@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,15 @@ from tmover.errors import Refused
 
 JOINED = Joined(job="1", agent="n1-a", node="n1", address="x", nproc=2, standby=False)
 COMMAND = WorkerCommand(nproc=2, script="train.py", arguments=("--lr", "1"), flags=("--tee", "3"))
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Put back what a test takes out of the environment, too."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

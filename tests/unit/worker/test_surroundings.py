@@ -9,12 +9,22 @@ import random
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmover.worker.surroundings import Surroundings
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Put back what a test takes out of the environment, too."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
