@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
+
+import psutil
 import pytest
 
 from e2e.conftest import Twin
+from support.eventually import eventually
 from support.training import Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
-from tmover.wire import JobStatus
+from tmover.wire import JobStatus, ReadyRequest
 
 THREE = Kind(nodes=3)
+SETTLED = 1
+"""Loans after which a standby holds all it ever needs."""
+LOANS = 8
 LOSE = "killnode:node=node6-,step=7,point=in_vote"
 
 
@@ -129,3 +136,38 @@ def test_a_lent_standby_that_dies_on_its_way_costs_the_lender_nothing(
     found = borrower.finish()
     assert_as_if_undisturbed(found, undisturbed(THREE), THREE)
     assert lent not in {slot.node for slot in found.status.slots}
+
+
+@pytest.mark.full
+def test_a_standby_that_is_lent_to_and_fro_stays_as_large_as_it_was(
+    cluster: LocalCluster, tmp_path: pathlib.Path
+) -> None:
+    kind = Kind(nodes=2, steps=1_000_000)
+    gate = tmp_path / "gate"
+    holds = f"hold:sandbox=1,step=0,point=step_open,until={gate}"
+    jobs = [
+        Training(cluster, kind, standby=count, pool="p", inject=holds, name=f"job{count}")
+        for count in (1, 0)
+    ]
+    gate.touch()
+    lent = jobs[0].until(is_warm).standbys[0].node
+    process = psutil.Process(jobs[0].worker(lent).pid)
+    held: tuple[int, int] | None = None
+    memory = 0
+    for number in range(LOANS):
+        before, after = jobs[number % 2], jobs[1 - number % 2]
+        after.until(lambda status: status.phase == "training")
+        gate.unlink()
+        asked = after.node_of(0)
+        cluster.move(after.job, asked)
+        after.until(lambda status: [s.node for s in status.standbys] == [lent])
+        cluster.ask(ReadyRequest(job=after.job, node=asked))
+        gate.touch()
+        after.until(lambda status: is_warm(status) and status.standbys[0].takes == (0, 1))
+        assert before.until(lambda status: not status.standbys).epoch == 1
+        if number == SETTLED:
+            held = process.num_fds(), process.num_threads()
+            memory = process.memory_info().rss
+
+    eventually(lambda: (process.num_fds(), process.num_threads()) == held)
+    assert process.memory_info().rss <= memory * 1.05

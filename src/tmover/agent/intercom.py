@@ -79,8 +79,9 @@ class Intercom:
             self._send(identity, greeting)
             self._send(identity, welcome)
 
-    def renew(self) -> None:
+    def renew(self, agent: str) -> None:
         """Begin anew with the same workers: they are to be another job's, and listen elsewhere."""
+        self._agent = agent
         self._introduction = None
         self._pending.clear()
         self._endpoints.clear()

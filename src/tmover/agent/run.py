@@ -87,7 +87,7 @@ def run(place: AgentEnvironment, config: Config, launcher: Launcher, joined: Joi
                     return end
                 lent = end
                 joined = msgspec.structs.replace(
-                    joined, job=lent.to, standby=True, slot=None, lent_by=lent.job
+                    joined, job=lent.to, agent=lent.name, standby=True, slot=None, lent_by=lent.job
                 )
                 team.lend(joined)
         finally:

@@ -88,7 +88,7 @@ class Team:
         self._joined = joined
         self._early.clear()
         if self._intercom is not None:
-            self._intercom.renew()
+            self._intercom.renew(joined.agent)
 
     def introduce(self, greeting: wire.Greeting, welcome: Welcome) -> None:
         """Tell the workers who they are."""

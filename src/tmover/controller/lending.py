@@ -18,6 +18,7 @@ from tmover.core import pool
 from tmover.core.events import Joined, Lent
 from tmover.core.orders import Lend, OrderNode, ReassignNode
 from tmover.core.phase import Stage
+from tmover.core.roster import lent_name
 
 _POLL_S = 0.05
 _SETTLED_S = 30.0
@@ -104,7 +105,8 @@ def order_after(entry: object) -> list[Lend]:
     if not isinstance(entry, Settled) or not isinstance(entry.effect, ReassignNode):
         return []
     lent = entry.effect
-    return [Lend(job=lent.job, agent=lent.agent, to=lent.to, afresh=lent.afresh)]
+    name = lent_name(lent.agent)
+    return [Lend(job=lent.job, agent=lent.agent, to=lent.to, name=name, afresh=lent.afresh)]
 
 
 def _is_of(effect: object, agent: str) -> bool:

@@ -35,7 +35,7 @@ from tmover.core.phase import (
     Training,
     Waiting,
 )
-from tmover.core.roster import Job
+from tmover.core.roster import Job, lent_name
 
 _NOWHERE = Plan(epoch=0, members=())
 
@@ -45,7 +45,8 @@ def resume(job: Job, agent: str) -> list[AnyOrder]:
     if agent in job.gone:
         code, reason, to, afresh, _ = job.gone[agent]
         if to:
-            return [Lend(job=job.name, agent=agent, to=to, afresh=afresh)]
+            name = lent_name(agent)
+            return [Lend(job=job.name, agent=agent, to=to, name=name, afresh=afresh)]
         return [Stop(job=job.name, agent=agent, code=code, reason=reason)]
     known = job.agents.get(agent)
     if known is None:

@@ -117,6 +117,8 @@ class Lend(Order, frozen=True, kw_only=True):
     """Be a standby of the job `to` from now on, in the same processes if that can be."""
 
     to: str
+    name: str
+    """What it is called there: no job takes an agent back that was its own before."""
     afresh: bool = False
     """Whether it cannot: the script that they have run cannot be run twice in one process."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tmover.core import standby, waiting
 from tmover.core.draft import Draft, avoided
 from tmover.core.phase import Ended, Forming, Training, Waiting
-from tmover.core.roster import Agent, Job
+from tmover.core.roster import Agent, Job, lent_name
 
 LENT_S = 60.0
 """For so long a standby that was lent is on its way; one that has not come then never will."""
@@ -82,8 +82,8 @@ def underway(others: Iterable[Job], borrower: Job, now: float) -> list[str]:
         for agent, farewell in job.gone.items()
         if farewell.to == borrower.name
         and now - farewell.at < LENT_S
-        and agent not in borrower.agents
-        and agent not in borrower.gone
+        and lent_name(agent) not in borrower.agents
+        and lent_name(agent) not in borrower.gone
     ]
 
 

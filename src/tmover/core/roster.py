@@ -317,6 +317,16 @@ def worker_of(agent: str, local_rank: int) -> str:
     return f"{agent}/{local_rank}"
 
 
+def lent_name(agent: str) -> str:
+    """Return what an agent is called in the job that it is lent to.
+
+    >>> lent_name("node1-0a1b2c3d"), lent_name("node1-0a1b2c3d~1")
+    ('node1-0a1b2c3d~1', 'node1-0a1b2c3d~2')
+    """
+    name, _, times = agent.partition("~")
+    return f"{name}~{int(times or 0) + 1}"
+
+
 def is_own_error(code: int) -> bool:
     """Return whether an exit code says that the script gave up by itself.
 

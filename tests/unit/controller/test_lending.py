@@ -149,6 +149,8 @@ def test_standbys_are_told_what_the_job_runs_members_are_asked(pool: Pool) -> No
 
 
 def test_the_agent_is_told_when_the_scheduler_knows() -> None:
-    assert order_after(Settled(job="j", effect=MOVED)) == [Lend(job="j", agent="s0", to="k")]
+    assert order_after(Settled(job="j", effect=MOVED)) == [
+        Lend(job="j", agent="s0", to="k", name="s0~1")
+    ]
     assert order_after(Settled(job="j", effect=OrderNode(job="j", exclude=()))) == []
     assert order_after(Lent(job="j", agent="s0", to="k")) == []

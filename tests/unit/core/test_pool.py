@@ -100,10 +100,10 @@ def test_the_lender_lets_it_go_orders_another_and_never_has_it_back() -> None:
     assert actions[0] == moved
     assert [type(a) for a in actions[1:2]] == [OrderNode]
     assert not [a for a in actions if isinstance(a, Stop | ReleaseNode | EndNode)]
-    assert resume(story.job, "s0") == [Lend(job="j", agent="s0", to="k")]
+    assert resume(story.job, "s0") == [Lend(job="j", agent="s0", to="k", name="s0~1")]
     assert story.tell(TO_K) == []
     assert story.tell(expired("s0")) == []
-    assert story.tell(joined("s0")) == [Lend(job="j", agent="s0", to="k")]
+    assert story.tell(joined("s0")) == [Lend(job="j", agent="s0", to="k", name="s0~1")]
 
 
 def test_of_a_script_that_cannot_be_run_twice_the_processes_are_not_lent() -> None:
@@ -112,7 +112,7 @@ def test_of_a_script_that_cannot_be_run_twice_the_processes_are_not_lent() -> No
 
     story.tell(TO_K)
 
-    assert resume(story.job, "s0") == [Lend(job="j", agent="s0", to="k", afresh=True)]
+    assert resume(story.job, "s0") == [Lend(job="j", agent="s0", to="k", name="s0~1", afresh=True)]
 
 
 def test_one_on_its_way_counts_until_it_has_come_or_its_time_is_over() -> None:
