@@ -109,18 +109,20 @@ _left: list[weakref.ref[Any]] = []
 """What a script that was run before has made and something keeps alive: it is nobody's."""
 
 
-def alive(module: str, name: str) -> list[Any]:
-    """Return the instances of a class of torch's in this process, those left over apart.
+def alive(*places: tuple[str, str]) -> list[list[Any]]:
+    """Return the instances of classes of torch's, by class, those left over apart.
 
-    By their type: `isinstance` asks each object for its class, and some answer with a warning.
+    By their type: `isinstance` asks each object for its class, and some answer with a warning. There
+    are a million objects to look at, so types are looked at once each.
     """
-    kind = loaded(module, name)
-    if not kind:
-        return []
+    kinds = [loaded(*place) for place in places]
+    known = tuple(kind for kind in kinds if kind)
+    if not known:
+        return [[] for _ in places]
     left = {id(each) for ref in _left if (each := ref()) is not None}
-    return [
-        each for each in gc.get_objects() if issubclass(type(each), kind) and id(each) not in left
-    ]
+    types = {kind for kind in set(map(type, gc.get_objects())) if issubclass(kind, known)}
+    found = [e for e in gc.get_objects() if type(e) in types and id(e) not in left] if types else []
+    return [[one for one in found if kind and issubclass(type(one), kind)] for kind in kinds]
 
 
 def let_go() -> None:
@@ -129,9 +131,10 @@ def let_go() -> None:
     if dynamo is not None:
         dynamo.reset()  # it keeps compiled code with what that refers to; files of it stay
     gc.collect()
-    for mesh in alive(*_MESHES):
+    meshes, *others = alive(_MESHES, _STAGES, _ZERO, _PLACES)
+    for mesh in meshes:
         mesh._thread_id = -id(mesh)  # else DTensor would find what it keeps for an equal mesh
-    found = [each for kind in (_MESHES, _STAGES, _ZERO, _PLACES) for each in alive(*kind)]
+    found = [*meshes, *(each for kind in others for each in kind)]
     _left[:] = [ref for ref in _left if ref() is not None] + [weakref.ref(each) for each in found]
 
 
@@ -142,13 +145,14 @@ def let_derive(rank: int) -> None:
     share. Whoever has hidden one from the garbage collector (`gc.freeze`) is found out when it is
     to receive state.
     """
-    for zero in alive(*_ZERO):
+    zeros, meshes, places = alive(_ZERO, _MESHES, _PLACES)
+    for zero in zeros:
         zero.rank, zero.global_rank = zero.process_group.rank(), rank
         zero._init_local_optimizer()
-    for mesh in alive(*_MESHES):
+    for mesh in meshes:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    for info in alive(*_PLACES):
+    for info in places:
         for way in ("shard", "replicate"):
             group = getattr(info, f"{way}_process_group", None)
             if group is not None:
@@ -157,7 +161,7 @@ def let_derive(rank: int) -> None:
 
 def stages_built() -> list[int]:
     """Return the numbers of the pipeline stages alive in this process."""
-    return sorted(stage.stage_index for stage in alive(*_STAGES))
+    return sorted(stage.stage_index for stage in alive(_STAGES)[0])
 
 
 class Detours:
