@@ -120,6 +120,7 @@ def _warmth(standby: StandbyStatus) -> str:
     parts.append(f"{warm.state_bytes / 2**20:.1f} MiB of state")
     parts += [f"{warm.graphs} compiled graphs"] if warm.graphs else []
     parts += [f"{warm.loaders} loader workers"] if warm.loaders else []
+    parts += [f"{warm.links} connections on its node"] if warm.links else []
     again = f", proven again {warm.proofs} times" if warm.proofs else ""
     return f"{', '.join(parts)}; seen {ago} ago{again}"
 

@@ -61,6 +61,11 @@ class Wiring:
         """How many links were opened so far."""
         return self._opener.opened
 
+    @property
+    def live(self) -> int:
+        """How many links are in anybody's hands now."""
+        return len(self._opener.links)
+
     def wake(self) -> None:
         """Let everybody who waits for a link look at his latch."""
         self._listener.kick()

@@ -20,6 +20,8 @@ class Warmth(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs that torch has compiled."""
     loaders: int = 0
     """Processes that fetch batches."""
+    links: int = 0
+    """Connections to other workers, those of its own node: which others it needs, a slot tells."""
     proofs: int = 0
     """How often it has done another step since it rested."""
 
@@ -39,5 +41,6 @@ def coldest(of: Iterable[Warmth]) -> Warmth | None:
         state_bytes=min(one.state_bytes for one in each),
         graphs=min(one.graphs for one in each),
         loaders=min(one.loaders for one in each),
+        links=min(one.links for one in each),
         proofs=min(one.proofs for one in each),
     )

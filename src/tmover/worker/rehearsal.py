@@ -225,7 +225,12 @@ class Rehearsal:
                 schema=self._engine.schema(),
                 cast=runtime.cast,
                 proof=said,
-                warmth=look(self._engine.tracked, step_s=self._step_s, proofs=self._proofs),
+                warmth=look(
+                    self._engine.tracked,
+                    step_s=self._step_s,
+                    proofs=self._proofs,
+                    links=runtime.fabric.wiring.live,
+                ),
                 recorded=self._answers.recorded(),
             )
         )

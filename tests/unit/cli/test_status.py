@@ -120,7 +120,9 @@ def test_a_standby_that_takes_every_slot_has_nothing_to_rehearse() -> None:
 
 
 def test_what_of_a_standby_is_warm_is_said_with_its_age() -> None:
-    warm = Warmth(step_s=0.0123, modules=1234, state_bytes=3 << 20, graphs=2, loaders=4, proofs=7)
+    warm = Warmth(
+        step_s=0.0123, modules=1234, state_bytes=3 << 20, graphs=2, loaders=4, links=3, proofs=7
+    )
     ready = StandbyStatus(
         node="n", agent="n-a", state="warm", slot=1, takes=(0, 1), warmth=warm, warm_s=61.0
     )
@@ -129,7 +131,7 @@ def test_what_of_a_standby_is_warm_is_said_with_its_age() -> None:
 
     assert (
         "\nstandby n: a shadow step in 12.3 ms, 1234 modules imported, 3.0 MiB of state, "
-        "2 compiled graphs, 4 loader workers; seen 61.0s ago, proven again 7 times\n"
+        "2 compiled graphs, 4 loader workers, 3 connections on its node; seen 61.0s ago, proven again 7 times\n"
     ) in shown
 
 
