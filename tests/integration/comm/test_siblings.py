@@ -66,8 +66,9 @@ def near_group() -> dist.ProcessGroup:
 
 
 def test_a_group_inside_the_node_is_carried_for_real() -> None:
-    def program(_fabric: Fabric, siblings: Siblings, rank: int, _board: Board) -> Any:
+    def program(fabric: Fabric, siblings: Siblings, rank: int, _board: Board) -> Any:
         group = near_group()
+        assert fabric.wiring.live == 0
         value = torch.full((3,), float(rank))
         dist.all_reduce(value, group=group)
         pending = [
@@ -78,6 +79,7 @@ def test_a_group_inside_the_node_is_carried_for_real() -> None:
         dist.all_gather_object(names, f"rank {rank}", group=group)
         everybody = torch.full((2,), float(rank))
         dist.all_reduce(everybody)
+        assert fabric.wiring.live > 0
         return value.tolist(), results, names, everybody.tolist(), siblings.trouble, siblings.spoke
 
     for rank, (value, results, names, everybody, trouble, spoke) in enumerate(
