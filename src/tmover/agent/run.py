@@ -291,7 +291,12 @@ class Agent:
         logger.info("launch %s in slot %s", welcome.launch, welcome.slot)
         self._welcome = welcome
         if before is None and self._lent is not None and self._greeting.program is not None:
-            self._move_in(self._lent, self._greeting.program, welcome)
+            try:
+                self._move_in(self._lent, self._greeting.program, welcome)
+            except Refused as error:  # said, so that no other job's standby ends of it unheard
+                self._team.end()
+                self._part(1, str(error), code=error.exit_code)
+                return
         if before is not None:
             self._team.end()
             self._uplink.forget()
@@ -344,11 +349,15 @@ class Agent:
     def _leave(self, number: int, reason: str) -> None:
         """End, because of a signal, and say so: nobody then waits for the lease to expire."""
         code = -number if self._loss is None else self._loss.code
+        self._part(code, reason, code=128 + number)
+
+    def _part(self, ended: int, reason: str, *, code: int) -> None:
+        """End with `code`, and say how the workers ended and why."""
         joined = self._joined
         if self._uplink.ever_known:
-            self._uplink.tell(Left(job=joined.job, agent=joined.agent, code=code, reason=reason))
+            self._uplink.tell(Left(job=joined.job, agent=joined.agent, code=ended, reason=reason))
             self._uplink.flush(self._team.heartbeat(), timeout_s=_FLUSH_S)
-        self._exit = Exit(128 + number, reason)
+        self._exit = Exit(code, reason)
 
     def _report(self, loss: Loss) -> None:
         logger.warning("lost the workers: %s", loss.reason)

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tmover.core import standby, waiting
-from tmover.core.draft import Draft, avoided
+from tmover.core.draft import UNFIT, Draft, avoided
 from tmover.core.phase import Ended, Forming, Training, Waiting
 from tmover.core.roster import Agent, Job, lent_name
 
 LENT_S = 60.0
 """For so long a standby that was lent is on its way; one that has not come then never will."""
+
+STRANGE = 2
+"""Lent standbys in a row that cannot run what a job runs: then it is lent no more."""
 
 
 class Loan(NamedTuple):
@@ -62,7 +65,7 @@ def loan(jobs: Sequence[Job], borrower: Job, now: float) -> Loan | None:
     coming = len(underway(others, borrower, now))
     is_needed = needs(borrower) > coming
     reserve = borrower.reserve - len(standby.spare(borrower)) - coming
-    if not is_needed and reserve <= 0:
+    if (not is_needed and reserve <= 0) or _is_hopeless(borrower):
         return None
     avoid = avoided(borrower, now)
     found: list[tuple[int, Loan]] = []
@@ -92,6 +95,11 @@ def lend(draft: Draft, agent: str, to: str) -> None:
     found = next((each for each in idle(draft.job) if each.name == agent), None)
     if found is not None:
         draft.lend(found, to)
+
+
+def _is_hopeless(job: Job) -> bool:
+    """Return whether others' standbys cannot run what the job runs: they would be used up."""
+    return job.unfit >= UNFIT or job.strange >= STRANGE
 
 
 def _are_of_one_pool(job: Job, borrower: Job) -> bool:

@@ -231,6 +231,8 @@ class Job:
     """By slot: moves that nobody asked for, since its node was slow."""
     slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """When a node was moved away from for slowness: no standby, unless somebody says it is well."""
+    strange: int = 0
+    """Standbys in a row that were lent to it and could not run what it runs."""
     unfit: int = 0
     """Standbys in a row that were let go because they could not rehearse the script."""
     ordered: Ordered = dataclasses.field(default_factory=Ordered)

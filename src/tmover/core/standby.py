@@ -108,6 +108,8 @@ def hear_warm(draft: Draft, agent: Agent, event: Warm) -> None:
     proofs = agent.proofs
     if event.proof is not None:
         proofs = {**proofs, event.worker: event.proof}
+    if agent.lent_by:
+        draft.set(strange=0)
     rehearsed = agent.rehearsed | {agent.slot}
     recorded = {**agent.recorded, event.worker: event.recorded}
     warmth = agent.warmth
@@ -222,10 +224,15 @@ def wanted(job: Job) -> list[int]:
 
 
 def part(draft: Draft, agent: Agent) -> None:
-    """Let an agent go that has ended by itself; its node need not be fenced."""
+    """Let an agent go that has ended by itself; its node need not be fenced.
+
+    One that was lent, and cannot run what this job runs, says so before it has rehearsed.
+    """
     reason = "its agent has ended" if agent.exit is None else agent.exit.reason
     draft.note(f"{agent.node} has left: {reason}")
     draft.dismiss(agent.name, Farewell(1, f"it left: {reason}"))
+    if agent.lent_by and not agent.rehearsed and agent.exit is not None and agent.exit.code > 0:
+        draft.set(strange=draft.job.strange + 1)
 
 
 def _drop_idle_requests(draft: Draft) -> None:

@@ -131,7 +131,8 @@ def test_what_of_a_standby_is_warm_is_said_with_its_age() -> None:
 
     assert (
         "\nstandby n: a shadow step in 12.3 ms, 1234 modules imported, 3.0 MiB of state, "
-        "2 compiled graphs, 4 loader workers, 3 connections on its node; seen 61.0s ago, proven again 7 times\n"
+        "2 compiled graphs, 4 loader workers, 3 connections on its node; seen 61.0s ago, "
+        "proven again 7 times\n"
     ) in shown
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.jobs import Story, expired, joined, reported, requested
 from tmover.core import pool
-from tmover.core.events import CancelRequested, Lent
+from tmover.core.draft import UNFIT
+from tmover.core.events import CancelRequested, Left, Lent
 from tmover.core.job import resume
 from tmover.core.orders import EndNode, Lend, OrderNode, ReassignNode, ReleaseNode, Stop
-from tmover.core.pool import Loan
+from tmover.core.pool import STRANGE, Loan
 from tmover.core.roster import Job
 
 TO_K = Lent(job="j", agent="s0", to="k")
@@ -89,6 +91,28 @@ def test_a_reserve_is_filled_only_from_what_others_have_too_much_of() -> None:
 
     assert pool.loan([lender().job], needy, 0.0) is None
     assert pool.loan([lender(standbys=2).job], needy, 0.0) == Loan("j", "s0", "m0")
+
+
+@pytest.mark.parametrize("count", [{"unfit": UNFIT}, {"strange": STRANGE}])
+def test_a_job_that_no_standby_can_do_anything_for_is_lent_none(count: dict[str, Any]) -> None:
+    assert pool.loan([lender().job], borrower(**count), 0.0) is None
+
+
+def test_lent_ones_that_cannot_run_what_the_job_runs_say_so_and_others_are_ordered() -> None:
+    story = Story(standbys=0, pool="p").training()
+    story.tell(expired("a1"), reported("a0/0", 5), reported("a2/0", 5))
+    why = "job j runs in /gone, which is not on this node"
+
+    for n in range(STRANGE):
+        story.tell(msgspec.structs.replace(joined(f"s{n}"), lent_by="k"))
+        actions = story.tell(Left(job="j", agent=f"s{n}", code=1, reason=why))
+        assert OrderNode in [type(action) for action in actions]
+
+    assert (story.job.strange, story.job.unfit) == (STRANGE, 0)
+    assert why in story.job.gone["s0"].reason
+    story.tell(msgspec.structs.replace(joined("s7"), lent_by="k"))
+    story.warmed("s7")
+    assert story.job.strange == 0
 
 
 def test_the_lender_lets_it_go_orders_another_and_never_has_it_back() -> None:
