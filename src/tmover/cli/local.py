@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -39,13 +40,16 @@ def run(
     """Start the job, follow it unless it is detached, and exit with its code."""
     from tmover.cluster import LocalCluster
     from tmover.config import own_state_directory, state_directory
+    from tmover.controller.starter import start_controller
     from tmover.owner import is_anothers
 
     spec = configured(spec, config)
     directory = state_directory(state, configuration=configuration)
     if state is None and is_anothers(directory):  # the cluster's controller cannot see these nodes
         directory = state = own_state_directory()
-    with SignalPipe(_KILLING), LocalCluster(directory, configuration) as cluster:
+    flags = () if config is None else ("--config", str(config.absolute()))
+    start = functools.partial(start_controller, flags=flags)
+    with SignalPipe(_KILLING), LocalCluster(directory, configuration, start=start) as cluster:
         with SignalPipe(_ENDING) as signals:
             job = cluster.submit(spec)
             _greet(cluster, job, state, detach=detach)

@@ -112,8 +112,8 @@ _left: list[weakref.ref[Any]] = []
 def alive(*places: tuple[str, str]) -> list[list[Any]]:
     """Return the instances of classes of torch's, by class, those left over apart.
 
-    By their type: `isinstance` asks each object for its class, and some answer with a warning. There
-    are a million objects to look at, so types are looked at once each.
+    By their type: `isinstance` asks each object for its class, and some answer with a warning.
+    There are a million objects to look at, so types are looked at once each.
     """
     kinds = [loaded(*place) for place in places]
     known = tuple(kind for kind in kinds if kind)

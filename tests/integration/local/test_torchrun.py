@@ -15,6 +15,7 @@ from support.eventually import eventually
 from tmover.agent.launcher import count_workers
 from tmover.cluster import JobSpec, LocalCluster, agent_argv
 from tmover.config import Config
+from tmover.controller.client import read_address
 from tmover.process import (
     ProcessId,
     children,
@@ -89,6 +90,19 @@ def test_ctrl_c_cancels_the_job_and_cleans_up(state: pathlib.Path, train: pathli
     assert command.returncode == 130, output
     assert not (state / "controller.json").exists()
     assert {n.state for n in LocalScheduler(state / "cluster").nodes()} == {NodeState.IDLE}
+
+
+def test_the_controller_that_is_started_reads_the_configuration_file_too(
+    state: pathlib.Path, train: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "tmover.toml").write_text('[controller]\nbind = "tcp://127.0.0.3:0"\n')
+    with submit(state, "--config", str(tmp_path / "tmover.toml"), "--", str(train), "1") as command:
+        read_until(command, "job 1 starts")
+        address = read_address(state).address
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=LONG_S)
+
+    assert address.startswith("tcp://127.0.0.3:")
 
 
 @pytest.mark.full
