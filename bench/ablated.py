@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
-WIDTH, LAYERS, BATCH = 192, 1, 48
+WIDTH, LAYERS, BATCH = 192, 1, 80
 """A step of some 130 ms: what the scheduler of a small machine does in one is not much of it."""
 LINGER_S = 1.0
 """A leaver ends on a node of its own; here it would do so in the joiner's first steps."""
