@@ -53,7 +53,8 @@ def resume(job: Job, agent: str) -> list[AnyOrder]:
         return []
     if isinstance(job.phase, Ended):
         return [Stop(job=job.name, agent=agent, code=job.phase.code, reason=job.phase.reason)]
-    return [welcome(job, known), *_aborts(job, agent), *_standing_orders(job, agent)]
+    doubts = [Probe(job=job.name, agent=agent, probe=known.doubted)] if known.doubted else []
+    return [welcome(job, known), *_aborts(job, agent), *doubts, *_standing_orders(job, agent)]
 
 
 def wake(job: Job) -> list[AnyEffect]:

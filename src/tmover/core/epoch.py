@@ -49,6 +49,9 @@ def call_off(draft: Draft, move: Move, why: str, *, counts: bool = False) -> Non
     if counts:
         for name in draft.living(move.joiners):
             draft.put(job.agents[name], failures=job.agents[name].failures + 1)
+            if isinstance(job.phase, Preparing):  # otherwise all have reported
+                draft.put(draft.job.agents[name], doubted=move.epoch)
+                draft.do(Probe(job=job.name, agent=name, probe=move.epoch))
         left = {job.agents[name].node for name in draft.living(move.leavers.values())}
         for node in sorted(left & job.requests.keys()):
             _count_attempt(draft, node)
@@ -119,7 +122,9 @@ def accuse(draft: Draft, event: Broken) -> None:
 
 def answer(draft: Draft, event: Answered) -> None:
     """Note that an agent and its workers live."""
-    phase = revoked(draft.job)
+    phase, agent = revoked(draft.job), draft.job.agents.get(event.agent)
+    if agent is not None and agent.doubted == event.probe:
+        draft.put(agent, doubted=0)
     if phase is not None and event.probe == phase.loss.epochs[0]:
         answered = phase.loss.answered | {event.agent}
         loss = dataclasses.replace(phase.loss, answered=answered)

@@ -125,6 +125,9 @@ class Agent:
     """Whether the agent itself has ended: it starts no workers any more."""
     failures: int = 0
     """Launches of it that ended badly, and moves to it that came to nothing."""
+    doubted: int = 0
+    """The epoch of a move to it that could not be prepared: it is asked whether it lives, and no
+    other move to it is tried before it has said so. 0 if there is no doubt."""
     cast: int = 0
     """How often its processes were told to run the script again, as standbys for another slot."""
     prove: bool = False

@@ -64,7 +64,7 @@ def candidates(job: Job, slot: int) -> list[Agent]:
 
 def takes(job: Job, agent: Agent, slot: int) -> bool:
     """Return whether a standby can take `slot` as it is: it need not rehearse it first."""
-    if not agent.is_ready or not agent.sandbox or misfits(job, agent, slot):
+    if agent.doubted or not agent.is_ready or not agent.sandbox or misfits(job, agent, slot):
         return False
     return agent.slot == slot or agent.is_proven
 
@@ -147,8 +147,10 @@ def _rehearse_wanted(draft: Draft) -> None:
     for slot in wanted(draft.job):
         job = draft.job
         usable = [agent for agent in spare(job) if agent.node not in job.requests]
-        if any(agent.slot == slot and agent.cast for agent in usable) or candidates(job, slot):
-            continue  # whoever starts afresh takes longer than who is recast
+        if any(agent.doubted or (agent.slot == slot and agent.cast) for agent in usable):
+            continue  # whoever starts afresh takes longer than who is recast, or has to answer
+        if candidates(job, slot):
+            continue
         others = [agent for agent in usable if agent.is_ready]
         if others:
             name = others[0].node
@@ -173,7 +175,7 @@ def _rehearse_on(draft: Draft) -> None:
         return
     for agent in spare(draft.job):
         idle = agent.is_ready and agent.sandbox and agent.node not in draft.job.requests
-        if idle and (stop := next_stop(draft.job, agent)) is not None:
+        if idle and not agent.doubted and (stop := next_stop(draft.job, agent)) is not None:
             slot, prove = stop
             what = "to prove that it can change ranks" if prove else "to know that role, too"
             draft.note(f"{agent.node} rehearses slot {slot} now, {what}")

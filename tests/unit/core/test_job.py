@@ -923,6 +923,7 @@ def test_a_move_that_takes_too_long_to_prepare_is_called_off_and_tried_again() -
     actions = story.tell(overdue(Wait.PREPARE, 2))
 
     assert actions[:4] == aborts(2, "it took too long to prepare", "a0", "a1", "a2", "s0")
+    story.tell(Answered(job="j", agent="s0", probe=2))
     assert isinstance(story.job.phase, Preparing)
     assert story.job.requests["n1"].attempts == 1
 
@@ -931,7 +932,7 @@ def test_a_request_is_dropped_after_three_moves_that_failed() -> None:
     story = Story().preparing()
 
     for epoch in (2, 3, 4):
-        story.tell(overdue(Wait.PREPARE, epoch))
+        story.tell(overdue(Wait.PREPARE, epoch), Answered(job="j", agent="s0", probe=epoch))
 
     assert story.job.requests == {}
     assert story.job.phase == Training()
@@ -947,6 +948,25 @@ def test_a_worker_that_cannot_prepare_ends_the_move() -> None:
     assert actions[:4] == aborts(2, why, "a0", "a1", "a2", "s0")
 
 
+def test_a_standby_that_a_move_could_not_be_prepared_with_is_asked_whether_it_lives() -> None:
+    """Its node may be dead, and all attempts would be used up before its lease is over."""
+    story = Story().preparing()
+    failed = PrepareFailed(job="j", worker="a2/0", epoch=2, reason="no way to s0/0")
+
+    actions = story.tell(failed)
+
+    assert Probe(job="j", agent="s0", probe=2) in actions
+    assert Probe(job="j", agent="s0", probe=2) in resume(story.job, "s0")
+    assert isinstance(story.job.phase, Training)
+    assert story.job.requests["n1"].attempts == 1
+
+    story.tell(Answered(job="j", agent="s0", probe=1))
+    assert isinstance(story.job.phase, Training)
+    story.tell(Answered(job="j", agent="s0", probe=2))
+    assert isinstance(story.job.phase, Preparing)
+    assert story.job.phase.move.joiners == ("s0",)
+
+
 def test_a_stranger_that_cannot_prepare_ends_nothing() -> None:
     job = Story().preparing().job
     failed = PrepareFailed(job="j", worker="x/0", epoch=2, reason="refused")
@@ -960,6 +980,7 @@ def test_a_link_that_breaks_while_parked_ends_the_move_only() -> None:
     actions = story.tell(broken("a0/0", "s0/0", epoch=2))
 
     assert actions[:4] == aborts(2, "a0/0 lost its link to s0/0", "a0", "a1", "a2", "s0")
+    story.tell(Answered(job="j", agent="s0", probe=2))
     assert isinstance(story.job.phase, Preparing)
 
 
