@@ -128,6 +128,11 @@ class FakeSlurm:
                 job.state, job.reason, job.nodes = "PENDING", "BeginTime", []
                 job.restarts, job.is_held = job.restarts + 1, True
 
+    def drain(self, name: str, reason: str = "to be serviced") -> None:
+        """Have an administrator drain a node."""
+        self.nodes[name].flags = ["drain"]
+        self.nodes[name].reason, self.nodes[name].reason_user = reason, ADMINISTRATOR
+
     def reserve(self, name: str, nodes: str, *, start: float, minutes: int) -> None:
         """Make a reservation for maintenance."""
         end = int(start) + 60 * minutes

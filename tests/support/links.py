@@ -47,6 +47,11 @@ class Links:
         self._remains = {**self._remains, **self._present}
         self._present = self._coming
 
+    @property
+    def has_remains(self) -> bool:
+        """Whether links are open that the present world does not use."""
+        return bool(self._remains)
+
     def release(self) -> None:
         self._remains = {}
 

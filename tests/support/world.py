@@ -104,8 +104,12 @@ class World:
         self.saved: dict[tuple[int, int], dict[int, bool]] = {}
         """By epoch and step, and then by rank: whether a checkpoint was to be taken after it."""
         self.finished: set[str] = set()
-        self.decide(Submitted(job="j", nnodes=nnodes, nproc=nproc, owner="me"))
-        for slot in range(nnodes):
+        self.begin(standbys)
+
+    def begin(self, standbys: int) -> None:
+        """Submit the job, and have its agents come up."""
+        self.decide(Submitted(job="j", nnodes=self.nnodes, nproc=self.nproc, owner="me"))
+        for slot in range(self.nnodes):
             self.boot(f"a{slot}", standby=False, slot=slot)
         for standby in range(standbys):
             self.boot(f"s{standby}", standby=True)

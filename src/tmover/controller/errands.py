@@ -119,8 +119,11 @@ class Errands:
         if not isinstance(effect, OrderNode):
             await asyncio.sleep(pause_s)
             return False
-        before, until = avoided(ledger.job, time.time()), time.monotonic() + pause_s
-        while (left := until - time.monotonic()) > 0:
+        before, until = (
+            avoided(ledger.job, time.time()),
+            asyncio.get_running_loop().time() + pause_s,
+        )
+        while (left := until - asyncio.get_running_loop().time()) > 0:
             if avoided(ledger.job, time.time()) != before or not _is_wanted(ledger, effect):
                 return True
             await asyncio.sleep(min(left, self._again_s))
@@ -136,8 +139,8 @@ class Errands:
 
     async def _see_off(self, who: Who) -> None:
         """Wait until the agent is gone: its node is taken from it only after its workers' end."""
-        deadline = time.monotonic() + self._goodbye_s
-        while self._is_there(who) and time.monotonic() < deadline:  # noqa: ASYNC110 - a lease ends
+        deadline = asyncio.get_running_loop().time() + self._goodbye_s
+        while self._is_there(who) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - a lease ends
             await asyncio.sleep(self._again_s)
 
     def _try(self, ledger: Ledger, effect: Errand) -> Outcome:

@@ -71,8 +71,10 @@ class Lending:
         if coming := self._covering(name):
             return f"standby {coming} is lent already"
         loan = self._lend_to(name)
-        deadline = time.monotonic() + self._settled_s
-        while loan is not None and time.monotonic() < deadline:  # it becomes the lender's event
+        deadline = asyncio.get_running_loop().time() + self._settled_s
+        while (
+            loan is not None and asyncio.get_running_loop().time() < deadline
+        ):  # it becomes the lender's event
             ledger = self._desk.ledgers[loan.lender]
             farewell = ledger.job.gone.get(loan.agent)
             is_on_its_way = farewell is not None and farewell.to == name

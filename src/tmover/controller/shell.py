@@ -146,7 +146,7 @@ class Controller:
 
     def _take_up(self) -> None:
         """Begin anew what the controller before this one had under way."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         for name, ledger in self._desk.ledgers.items():
             self._errands.pursue(ledger)
             for effect in ledger.effects:
@@ -189,9 +189,9 @@ class Controller:
         """Miss agents whose lease is over, unless it was this process that did not run."""
         lease_s = self._config.controller.lease_s
         while True:
-            before = time.monotonic()
+            before = asyncio.get_running_loop().time()
             await asyncio.sleep(lease_s / 10)
-            now = time.monotonic()
+            now = asyncio.get_running_loop().time()
             if now - before > lease_s / 3:
                 logger.warning("stood still for %.1f s, all leases begin anew", now - before)
                 self._presence.extend(now)
@@ -299,7 +299,7 @@ class Controller:
 
     def _heard(self, route: bytes, who: Who) -> bool:
         """Renew the agent's lease; ask who it is unless it has joined over this connection."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._presence.hear(who, route, now):
             return True
         if self._presence.must_ask(who, now):
@@ -313,7 +313,7 @@ class Controller:
             return
         who = Who(message.job, message.agent)
         secret = keys.read_secret(self._state, message.job)
-        self._presence.join(who, message.node, route, time.monotonic())
+        self._presence.join(who, message.node, route, asyncio.get_running_loop().time())
         self._gate.send(route, self._lending.greeting(message, self._boot, secret))
         told = self._decide(entry) or []
         for order in resume(self._desk.ledgers[who.job].job, who.agent):
