@@ -8,8 +8,10 @@ import time
 import pytest
 
 from e2e.conftest import Twin
-from support.training import Kind, Training, assert_as_if_undisturbed
+from support.eventually import eventually
+from support.training import PATIENCE_S, Kind, Training, assert_as_if_undisturbed
 from tmover.cluster import LocalCluster
+from tmover.process import is_alive
 
 KIND = Kind()
 HELD = 5
@@ -154,3 +156,28 @@ def test_a_rank_waits_for_a_standby_as_long_as_there_is_a_controller(
 
     assert_as_if_undisturbed(outcome, undisturbed(KIND), KIND)
     assert not any("start afresh" in note for note in outcome.status.notes)
+
+
+def test_ranks_of_a_broken_world_without_a_controller_commit_nothing_and_end_themselves(
+    cluster: LocalCluster, undisturbed: Twin
+) -> None:
+    settings = {"TMOVER_WORKER_FENCE_AFTER_S": "1.0"}
+    training = Training(cluster, KIND, hold_at=HELD, settings=settings)
+    training.until_movable()
+    lost, others = training.node_of(1), [training.node_of(slot) for slot in (0, 2)]
+    ranks = [training.worker(node) for node in others]
+
+    cluster.kill_controller()
+    cluster.fail_node(lost)
+    training.open_gate()
+    eventually(lambda: not any(map(is_alive, ranks)), timeout_s=PATIENCE_S)
+    lines = training.lines()
+    cluster.ensure_controller()
+    outcome = training.finish()
+
+    revoked = [line["t"] for line in lines if line["event"] == "revoked"]
+    committed = [line["t"] for line in lines if line["event"] == "committed"]
+    assert revoked
+    assert max(committed) < min(revoked)
+    assert outcome.status.code == 0
+    assert outcome.finals == undisturbed(KIND).finals

@@ -124,7 +124,7 @@ class Training:
 
     def until_held(self) -> None:
         """Wait until rank 0 holds the step it is to hold."""
-        eventually(lambda: any(map(self._is_held, self._lines())), timeout_s=PATIENCE_S)
+        eventually(lambda: any(map(self._is_held, self.lines())), timeout_s=PATIENCE_S)
 
     def open_gate(self) -> None:
         """Let rank 0 go on from where it holds."""
@@ -136,7 +136,7 @@ class Training:
     def until_traced(self, event: str, count: int) -> None:
         """Wait until the traces hold so many lines of a kind; the controller is not asked."""
         eventually(
-            lambda: len([line for line in self._lines() if line["event"] == event]) >= count,
+            lambda: len([line for line in self.lines() if line["event"] == event]) >= count,
             timeout_s=PATIENCE_S,
         )
 
@@ -171,15 +171,16 @@ class Training:
         except Exception as error:
             error.args = (f"{error}\n{self.log()}\n{self._summary()}",)
             raise
-        return judge(self._lines(), status, self.kind.steps)
+        return judge(self.lines(), status, self.kind.steps)
 
     def _summary(self) -> str:
-        lines = self._lines()
+        lines = self.lines()
         return "\n".join(
             str(line) for line in lines if line["event"] not in ("committed", "attempt")
         )
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what all workers have traced so far, in the order of time."""
         return read_trace(self._trace)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -61,6 +62,17 @@ def test_the_makefile_lists_every_target() -> None:
 
     assert len(makefile.splitlines()) <= 95
     assert targets == set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE))
+
+
+def test_every_guarantee_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in text.splitlines() if re.match(r"\| (?!promise)", line)]
+    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row) for row in rows]
+
+    assert len(rows) > 20
+    assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []
+    for file, test in itertools.chain(*named):
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
 
 
 def test_the_diagram_of_phases_is_the_one_decide_draws() -> None:
