@@ -91,7 +91,8 @@ class Claim:
             with _usable(self._path):
                 self._take()
         except BaseException:
-            disk.close(self._lock)
+            with contextlib.suppress(OSError):
+                disk.close(self._lock)
             raise
 
     def confirm(self) -> None:
@@ -170,7 +171,8 @@ class Claim:
                 self._directory, error.strerror,
             )  # fmt: skip
             return 0
-        return self._disk.status(self._lock).st_ino
+        with _usable(self._directory / _LOCK):
+            return self._disk.status(self._lock).st_ino
 
     def _take(self) -> None:
         """Put our claim in the place of none, or of one that is over."""

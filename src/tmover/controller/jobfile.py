@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from tmover.controller.disk import (
@@ -23,7 +23,7 @@ from tmover.controller.disk import (
     write_all,
     write_new,
 )
-from tmover.controller.lines import MAX_LINE, Reader
+from tmover.controller.lines import MAX_LINE, Entry, Reader, Snapshot, write
 from tmover.errors import JournalError
 
 
@@ -67,11 +67,6 @@ class JobFile:
         self._lines = 0 if read is None else read.place
 
     @property
-    def number(self) -> int:
-        """The number of the last line."""
-        return self._good[0].number
-
-    @property
     def grown(self) -> tuple[int, int]:
         """Lines and bytes beyond the first line, which may be a snapshot."""
         return self._lines - self._base[0], self._good[0].size - self._base[1]
@@ -81,33 +76,35 @@ class JobFile:
         """Bytes of the first line."""
         return self._base[1]
 
-    def append(self, data: bytes, lines: int, last: bytes) -> None:
-        """Have the lines on disk before returning. Raises `JournalError` if they are not."""
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Have the entries on disk before returning. Raises `JournalError` if they are not."""
         with self._changing("write"):
             self._guard.confirm_if_due()
-            self._open()
+            good = self._open()
+            lines = [write(number, entry) for number, entry in enumerate(entries, good.number + 1)]
+            data = b"".join(lines)
             write_all(self._disk, self._fd, data)
             self._disk.sync(self._fd)
             self._check_name()
             self._guard.confirm()
-        good = self._good[0]
         if not self._lines:
-            self._base = (1, data.index(b"\n") + 1)
-        self._lines += lines
-        self._good = [Good(good.size + len(data), good.number + lines, last)]
+            self._base = (1, len(lines[0]))
+        self._lines += len(lines)
+        self._good = [Good(good.size + len(data), good.number + len(lines), lines[-1])]
 
-    def replace(self, snapshot: bytes) -> None:
+    def replace(self, snapshot: Snapshot) -> None:
         """Have the snapshot stand for all lines, and keep those as the older generation."""
         beside = self._path.with_name(f"{self._path.name}.new")
-        if len(snapshot) > MAX_LINE:
-            msg = f"{self._path}: a snapshot of {len(snapshot)} bytes is longer than any line"
-            raise JournalError(msg)
         with self._changing("replace"):
-            self._open()  # which makes sure that what is on disk is what is replaced
-            write_new(self._disk, beside, snapshot)
+            good = self._open()  # which makes sure that what is on disk is what is replaced
+            line = write(good.number + 1, snapshot)
+            if len(line) > MAX_LINE:
+                msg = f"{self._path}: a snapshot of {len(line)} bytes is longer than any line"
+                raise JournalError(msg)
+            write_new(self._disk, beside, line)
             self._guard.confirm()
             self._keep()
-            after = Good(len(snapshot), self.number + 1, snapshot)
+            after = Good(len(line), good.number + 1, line)
             self._good.append(after)
             self._disk.rename(beside, self._path)
             sync_directory(self._disk, self._path.parent)
@@ -118,9 +115,9 @@ class JobFile:
         """Have the lines in a file of their own: who writes to the old one does no harm."""
         beside = self._path.with_name(f"{self._path.name}.new")
         with self._changing("take over"):
-            self._open()
+            good = self._open()
             self._disk.seek(self._fd, 0)
-            write_new(self._disk, beside, read_all(self._disk, self._fd, self._good[0].size))
+            write_new(self._disk, beside, read_all(self._disk, self._fd, good.size))
             self._guard.confirm()
             self._disk.rename(beside, self._path)
             sync_directory(self._disk, self._path.parent)
@@ -147,11 +144,11 @@ class JobFile:
             if not is_done:
                 self.close()
 
-    def _open(self) -> None:
-        """Open the file and go to its end, unless it is open there."""
+    def _open(self) -> Good:
+        """Open the file and go to its end, unless it is open there; return what it holds."""
         if self._fd >= 0:
-            return
-        is_new = not self._is_made and not self.number
+            return self._good[0]
+        is_new = not self._is_made
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0)
         self._fd = self._disk.open(self._path, flags)
         self._is_made = True
@@ -170,6 +167,7 @@ class JobFile:
             self._disk.sync(self._fd)
         sync_directory(self._disk, self._path.parent)
         self._disk.seek(self._fd, good.size)
+        return good
 
     def _has(self, size: int, good: Good) -> bool:
         """Return whether the open file begins with what is known to be good."""

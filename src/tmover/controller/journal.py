@@ -18,15 +18,7 @@ from tmover.controller.claim import Claim
 from tmover.controller.disk import Disk
 from tmover.controller.jobfile import JobFile
 from tmover.controller.keys import private_directory
-from tmover.controller.lines import (
-    Entry,
-    Kept,
-    Reader,
-    Settled,
-    Snapshot,
-    damage,
-    write,
-)
+from tmover.controller.lines import Entry, Kept, Reader, Settled, Snapshot, damage
 from tmover.errors import JournalError
 
 __all__ = ["Entry", "Journal", "Kept", "Settled", "Snapshot", "names"]
@@ -98,9 +90,7 @@ class Journal:
         Raises `JournalError` if they are not; then none of them is in the journal. Raises
         `Superseded` if another controller has taken the journals over.
         """
-        file = self._file(job)
-        lines = [write(number, entry) for number, entry in enumerate(entries, file.number + 1)]
-        file.append(b"".join(lines), len(lines), lines[-1])
+        self._file(job).append(entries)
 
     def is_long(self, job: str, *, times: int = 1) -> bool:
         """Return whether a snapshot should take the place of the job's lines."""
@@ -114,8 +104,7 @@ class Journal:
 
     def replace(self, job: str, snapshot: Snapshot) -> None:
         """Have the snapshot take the place of all of the job's lines. Raises as `append` does."""
-        file = self._file(job)
-        file.replace(write(file.number + 1, snapshot))
+        self._file(job).replace(snapshot)
 
     def unreadable(self, job: str, error: JournalError) -> JournalError:
         """Return the error of a snapshot that is whole, but makes no job here."""
