@@ -44,6 +44,8 @@ def check(config: Config, *, source: str) -> None:
             f"controller.stragglers is one of {', '.join(_MODES)}",
         ),
         (head.straggler_margin > 1, "controller.straggler_margin > 1"),
+        (head.journal_lines >= 1, "controller.journal_lines >= 1"),
+        (head.journal_mib >= 0, "controller.journal_mib >= 0"),
         (config.worker.copy_every >= 1, "worker.copy_every >= 1"),
         (config.worker.copies >= 1, "worker.copies >= 1"),
         (config.worker.rehearse_steps >= 2, "worker.rehearse_steps >= 2"),

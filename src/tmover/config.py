@@ -49,6 +49,13 @@ class ControllerConfig(_Table, frozen=True):
     """How often the scheduler is asked for the state of its nodes."""
     request_s: float = 10.0
     """How long a command waits for the controller's answer."""
+    journal_lines: int = 10_000
+    """A job's journal that has grown by more lines than that, and by more than `journal_mib`, is
+    replaced by a snapshot; what it was before is kept once."""
+    journal_mib: float = 4.0
+    """In MiB."""
+    claim_s: float = 10.0
+    """A controller on another machine that was not heard of for so long is taken for dead."""
     state: str = ""
     """The state directory of a controller for the whole cluster, "" if there is none."""
     users: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ TmoverError                     shown to the user as one line, with `exit_code`
 ├── Refused                     the controller said no, and why
 ├── ProtocolError               a peer sent what this version cannot read
 ├── JournalError                the journal is damaged; names the line and the way out
+├── Superseded                  another controller has taken this one's journals over: it ends
 ├── LinkError                   a link to another rank broke or could not be opened
 ├── StateError                  state that cannot be tracked, or that arrived damaged
 └── Interrupted                 the attempt is over: raised inside `with step`, absorbed by it
@@ -91,6 +92,10 @@ class ProtocolError(TmoverError):
 
 class JournalError(TmoverError):
     """The journal cannot be read."""
+
+
+class Superseded(TmoverError):
+    """Another controller works on this one's journals: it must end, and decide nothing more."""
 
 
 class LinkError(TmoverError):

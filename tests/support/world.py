@@ -17,6 +17,7 @@ import pytest
 from support.chaos import Chaos, disturb
 from support.process import Frame, Kind, Process, mixed
 from support.worker import Worker
+from tmover.core import snapshot
 from tmover.core.events import (
     Answered,
     AnyEvent,
@@ -228,10 +229,13 @@ class World:
         self.drop("up")
         self.drop("down")
         self.timers.clear()
-        job = Job(name="j")
-        for event in self.journal:
-            job, _ = decide(job, event)
-        assert job == self.job, "the journal does not lead to the same job"
+        for cut in (0, len(self.journal) // 3, len(self.journal) // 2, len(self.journal)):
+            job = Job(name="j")
+            for number, event in enumerate(self.journal):
+                job = saved_and_restored(job) if number == cut else job
+                job, _ = decide(job, event)
+            assert job == self.job, "the journal does not lead to the same job"
+        self.job = saved_and_restored(job)
         self.perform(wake(self.job))
         for agent in self.agents.values():
             if agent.alive:
@@ -409,6 +413,11 @@ class World:
         for endpoint, step in self.asked:
             if endpoint in self.finished:
                 assert any(k > step for k in whole), f"{endpoint} asked after {step}: {whole}"
+
+
+def saved_and_restored(job: Job) -> Job:
+    """Return the job as a snapshot of it in a journal would have it."""
+    return snapshot.restore(msgspec.json.decode(msgspec.json.encode(snapshot.save(job))))
 
 
 class Truth(NamedTuple):

@@ -23,7 +23,7 @@ from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal
 from tmover.controller.shell import Controller
 from tmover.controller.users import Users
-from tmover.errors import ConfigError, ControllerUnavailable
+from tmover.errors import ConfigError, ControllerUnavailable, JournalError
 from tmover.scheduler.interface import Allocations, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,16 @@ async def serve(
 
     `on_ready` is told the address once agents can connect. Raises `ConfigError` if another
     controller works on `state` or the address cannot be had, `JournalError` if the journal is
-    damaged.
+    damaged, `Superseded` if another controller has taken `state` over.
     """
     with contextlib.ExitStack() as stack:
         told = _listen_to_signals(stack)
-        journal = Journal(keys.private_directory(state) / "journal")
+        journal = Journal(
+            keys.private_directory(state) / "journal",
+            lines=config.controller.journal_lines,
+            size=int(config.controller.journal_mib * 2**20),
+            claim_s=config.controller.claim_s,
+        )
         stack.callback(journal.close)
         server, client = keys.make(state)
         desk = Desk(journal)
@@ -76,7 +81,8 @@ async def serve(
         if on_ready is not None:
             on_ready(address)
         gone = asyncio.ensure_future(_until_gone(stack, state, config.controller.poll_s))
-        number = await _run_until(told, controller, gone)
+        lost = asyncio.ensure_future(_until_superseded(journal, config.controller.claim_s))
+        number = await _run_until(told, controller, gone, lost)
         logger.info("ended by %s", number.name)
         return INTERRUPTED if number is signal.SIGINT else 0
 
@@ -109,21 +115,36 @@ def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Sig
 
 
 async def _run_until(
-    told: asyncio.Future[signal.Signals], controller: Controller, gone: asyncio.Future[NoReturn]
+    told: asyncio.Future[signal.Signals],
+    controller: Controller,
+    *broken: asyncio.Future[NoReturn],
 ) -> signal.Signals:
-    """Run the controller until it is told to end, or its directory is gone."""
-    work = asyncio.ensure_future(controller.run())
+    """Run the controller until it is told to end, or it cannot go on."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(controller.run()), *broken]
     try:
-        either: list[asyncio.Future[Any]] = [work, gone, told]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, gone):
+        await asyncio.wait([*tasks, told], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             if task.done():
                 task.result()  # raises: they end only when something broke
         return told.result()
     finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_superseded(journal: Journal, claim_s: float) -> NoReturn:
+    """Renew the claim on the journals; raise `Superseded` once another controller has it."""
+    trouble = ""
+    while True:
+        await asyncio.sleep(claim_s / 5)
+        try:
+            await asyncio.to_thread(journal.renew)  # a network file system may keep it waiting
+            trouble = ""
+        except JournalError as error:
+            if str(error) != trouble:
+                logger.warning("%s; this is tried again", error)
+            trouble = str(error)
 
 
 async def _until_gone(stack: contextlib.ExitStack, state: pathlib.Path, poll_s: float) -> NoReturn:

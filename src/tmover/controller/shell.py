@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, slurm_job
-from tmover.controller import keys, requests, users
+from tmover.controller import keys, lines, requests, users
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
 from tmover.controller.gate import Gate
@@ -168,6 +168,8 @@ class Controller:
             while not self._queue.empty():
                 items.append(self._queue.get_nowait())
             self.turn(items)
+            if self._queue.empty():
+                self._desk.tidy()
 
     async def _receive(self) -> None:
         while True:
@@ -217,7 +219,8 @@ class Controller:
     def _read(self, item: Item) -> Work:
         """Return the item with what the journal is to hold of it, or with why it is refused."""
         try:
-            return Work(item, self._entry(item))
+            entry = self._entry(item)
+            return Work(item, entry if entry is None else lines.check(entry))
         except (Refused, ConfigError, SchedulerError) as error:
             return Work(item, refusal=str(error))
         except Exception:  # one message's trouble is not the others'

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmover.controller.journal import Entry, Journal, Settled
+from tmover.controller.disk import Disk
+from tmover.controller.journal import Entry, Journal, Kept, Settled
 from tmover.core.events import Broken, Joined, Submitted
 from tmover.core.orders import EndNode
 from tmover.errors import ConfigError, JournalError
@@ -36,7 +37,7 @@ def written(directory: pathlib.Path) -> pathlib.Path:
     return directory / "1.jsonl"
 
 
-def replayed(directory: pathlib.Path) -> list[Entry]:
+def replayed(directory: pathlib.Path) -> list[Kept]:
     journal = Journal(directory)
     try:
         return journal.replay("1")
@@ -147,23 +148,21 @@ def test_the_journal_of_another_job_is_damage(tmp_path: pathlib.Path) -> None:
     journal.close()
 
 
-def test_entries_are_on_disk_before_append_returns(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_are_on_disk_before_append_returns(tmp_path: pathlib.Path) -> None:
     on_disk: list[bytes] = []
-    really = os.fsync
-
-    def fsync(fd: int) -> None:
-        really(fd)
-        on_disk.append(path.read_bytes())
-
-    monkeypatch.setattr(os, "fsync", fsync)
     path = tmp_path / "1.jsonl"
-    journal = Journal(tmp_path)
+
+    class Watched(Disk):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                on_disk.append(path.read_bytes())
+
+    journal = Journal(tmp_path, disk=Watched())
 
     journal.append("1", [SUBMITTED])
 
-    assert on_disk[-1] == path.read_bytes() != b""
+    assert on_disk == [path.read_bytes()] != [b""]
     journal.close()
 
 
@@ -189,7 +188,7 @@ def test_a_write_that_fails_leaves_nothing_and_can_be_made_again(tmp_path: pathl
 def test_a_second_controller_on_the_same_journal_is_refused(tmp_path: pathlib.Path) -> None:
     journal = Journal(tmp_path)
 
-    with pytest.raises(ConfigError, match=rf"process {os.getpid()}\) works on") as caught:
+    with pytest.raises(ConfigError, match=rf"process {os.getpid()} on .*\) works on") as caught:
         Journal(tmp_path)
 
     assert caught.value.exit_code == 2
@@ -201,7 +200,7 @@ def test_a_full_disk_is_one_line_at_the_start_too(tmp_path: pathlib.Path) -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        with pytest.raises(ConfigError, match=r"cannot write .*/lock: file too large"):
+        with pytest.raises(ConfigError, match=r"cannot use .*/claim: file too large"):
             Journal(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

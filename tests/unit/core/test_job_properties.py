@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from support.jobs import Story, joined
-from tmover.core import standby
+from tmover.core import snapshot, standby
 from tmover.core.events import (
     Answered,
     AnyEvent,
@@ -415,6 +415,13 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(self.job.phase, Forming):
             assert self.job.floor is None
             assert not self.job.finished
+
+    @invariant()
+    def a_snapshot_of_it_is_all_of_it(self) -> None:
+        written = msgspec.json.encode(snapshot.save(self.job))
+        restored = snapshot.restore(msgspec.json.decode(written))
+        assert restored == self.job
+        assert msgspec.json.encode(snapshot.save(restored)) == written, "in the same order, too"
 
     def teardown(self) -> None:
         """A journal written by one controller brings the next one to the same place."""
