@@ -53,6 +53,10 @@ class ControllerConfig(_Table, frozen=True):
     """The state directory of a controller for the whole cluster, "" if there is none."""
     users: tuple[str, ...] = ()
     """Whom a controller for the whole cluster serves."""
+    operators: tuple[str, ...] = ()
+    """Users who may see, move and cancel everybody's jobs there, as root may."""
+    private: bool = True
+    """Users see their own jobs alone; otherwise also which jobs others have, without details."""
 
 
 class DeadlineConfig(_Table, frozen=True):
