@@ -52,11 +52,18 @@ class ControllerConfig(_Table, frozen=True):
     state: str = ""
     """The state directory of a controller for the whole cluster, "" if there is none."""
     users: tuple[str, ...] = ()
-    """Whom a controller for the whole cluster serves."""
+    """Whom a controller for the whole cluster serves; with MUNGE empty is everybody."""
     operators: tuple[str, ...] = ()
     """Users who may see, move and cancel everybody's jobs there, as root may."""
     private: bool = True
     """Users see their own jobs alone; otherwise also which jobs others have, without details."""
+    identity: str = "auto"
+    """What says who a user of a controller for the whole cluster is: "munge", "files", which are
+    keys that the controller lays down for each of `users`, or "auto": MUNGE where it answers."""
+    door: str = ""
+    """Where users introduce themselves by MUNGE; "" is the port after that of `bind`."""
+    munge_socket: str = ""
+    """Munged's socket on all nodes, "" if it is where it usually is."""
 
 
 class DeadlineConfig(_Table, frozen=True):

@@ -106,14 +106,20 @@ def private_directory(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def write_private(path: pathlib.Path, data: bytes, *, uid: int | None = None) -> None:
-    """Write a file that only its owner (`uid`) can read, whole or not at all."""
+def write_private(
+    path: pathlib.Path, data: bytes, *, uid: int | None = None, mode: int = 0o600
+) -> None:
+    """Write a file that only its owner (`uid`) can read, whole or not at all.
+
+    With another `mode`, that others can read.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:  # mode 0600
             beside = pathlib.Path(file.name)
             try:
                 file.write(data)
                 file.flush()
+                os.fchmod(file.fileno(), mode)
                 if uid is not None:
                     os.fchown(file.fileno(), uid, -1)
                 os.fsync(file.fileno())

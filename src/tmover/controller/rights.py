@@ -10,6 +10,7 @@ from tmover import wire
 from tmover.config import ControllerConfig
 from tmover.controller import requests
 from tmover.controller.desk import Ledger
+from tmover.controller.keyring import STRANGER
 from tmover.core.authority import Act, Role, may, role
 from tmover.core.events import Record
 from tmover.errors import Refused
@@ -27,6 +28,9 @@ class Rights:
 
         Of a job that the user may not know of, the answer is that of one that is not there.
         """
+        if user == STRANGER:
+            msg = "this key is not known any more: connect anew"
+            raise Refused(msg)
         if isinstance(message, wire.SubmitRequest):
             self._check_submission(user, message)
             return

@@ -25,7 +25,7 @@ _MAX_KEY_BYTES = 1000
 
 
 class Users:
-    """The users, by the public half of their keys."""
+    """The users, by the public half of their keys; none where MUNGE says who somebody is."""
 
     def __init__(self, state: pathlib.Path, names: Iterable[str], server: keys.Keypair) -> None:
         """Make what is missing of their directories. Raises `ConfigError` for a stranger.
@@ -41,7 +41,7 @@ class Users:
             home = state / PLACES / name
             own = home / "keys"
             for directory in (state, home.parent, home, own):
-                _open_to_all(directory)
+                open_to_all(directory)
             pair = _key(own / "client.key", uid)
             keys.write_private(own / "server.pub", server.public + b"\n", uid=uid)
             self.keys[pair.public] = name
@@ -81,7 +81,7 @@ def _remove(path: pathlib.Path) -> None:
         path.unlink()
 
 
-def _open_to_all(directory: pathlib.Path) -> None:
+def open_to_all(directory: pathlib.Path) -> None:
     """Have a directory that others can pass through, and not list or change."""
     try:
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
