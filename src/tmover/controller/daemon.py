@@ -51,6 +51,7 @@ async def serve(
         told = _listen_to_signals(stack)
         journal = Journal(keys.private_directory(state) / "journal")
         stack.callback(journal.close)
+        keys.rotate(state)
         server, client = keys.make(state)
         desk = Desk(journal)
         reception = Reception(config.controller, state, server, client.public)

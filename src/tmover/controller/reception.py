@@ -23,7 +23,6 @@ from tmover.owner import PLACES
 
 logger = logging.getLogger(__name__)
 
-_INTRODUCED = "introduced.jsonl"
 _MAX_PORT = 65535
 
 
@@ -39,7 +38,7 @@ class Reception:
         self._server = server
         self.by_munge = _is_by_munge(table, state)
         self._files = Users(state, () if self.by_munge else table.users, server)
-        introduced = state / "keys" / _INTRODUCED if self.by_munge else None
+        introduced = state / "keys" / keys.INTRODUCED if self.by_munge else None
         self.keyring = Keyring({client: "", **self._files.keys}, introduced, serves=self._serves)
         self.door: Door | None = None
         self._announced = b""

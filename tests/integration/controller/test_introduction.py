@@ -16,6 +16,7 @@ from support.munged import NEEDS_MUNGED, munged
 from support.others import FIRST, NEEDS_ROOT, SECOND, Others, others
 from support.scripted import PATIENCE_S, QUICK, Cast, Controller, on_stage, wait_for
 from tmover import wire
+from tmover.controller import keys
 from tmover.controller.client import Channel, Connection, ask
 from tmover.controller.introduction import Entrance, find
 from tmover.errors import ConfigError
@@ -222,3 +223,38 @@ def test_a_door_that_has_moved_is_found(cast: Cast) -> None:
     finally:
         late.close()
         context.destroy(linger=0)
+
+
+def test_with_new_keys_everybody_introduces_itself_again(cast: Cast) -> None:
+    assert isinstance(cast.controller, House)
+    job, agents = cast.form(2)
+    boot = agents[0].boot
+    door = cast.controller.state / "users" / "door.json"
+    before = msgspec.json.decode(door.read_bytes(), type=Entrance).server
+
+    keys.ask_to_rotate(cast.controller.state)
+    cast.restart()
+    cast.until(lambda: all(agent.boot != boot for agent in agents), "all to be greeted again")
+
+    assert msgspec.json.decode(door.read_bytes(), type=Entrance).server != before
+    assert cast.status(job).phase == "training"
+
+
+def test_a_second_user_is_no_agent_of_the_first_one_s_job(crowd: Others, one: House) -> None:
+    job = one.submit(FIRST)
+    (crowd.place / "x.py").write_text("")
+
+    joins = crowd.run(
+        SECOND, "tmover", "run", "--nproc-per-node", 1, crowd.place / "x.py",
+        env={
+            "TMOVER_STATE": str(one.place(SECOND)), "TMOVER_JOB": job, "TMOVER_NODE": "n",
+            "TMOVER_ROLE": "standby", "TMOVER_ADDRESS": "127.0.0.9", "TMOVER_AGENT_JOIN_S": "3",
+        },
+        timeout_s=120,
+    )  # fmt: skip
+
+    assert joins.returncode != 0
+    assert f"there is no job {job} here" in joins.stderr, joins
+    seen = ask(one.state, wire.StatusRequest(job=job), PATIENCE_S)
+    assert isinstance(seen, wire.StatusReply)
+    assert (seen.jobs[0].standbys, seen.jobs[0].nodes) == ((), ())
