@@ -11,6 +11,7 @@ import click
 
 from support import jobs
 from support.jobs import Story
+from tmover.core.authority import Act, Role, may
 from tmover.core.events import (
     Answered,
     AnyEvent,
@@ -29,7 +30,9 @@ from tmover.core.phase import Ended
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLI = ROOT / "docs" / "cli.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+SECURITY = ROOT / "docs" / "security.md"
 _DIAGRAM = re.compile(r"(?<=stateDiagram-v2\n).*?(?=```)", re.DOTALL)
+_RIGHTS = re.compile(r"(?<=<!-- rights -->\n).*?(?=<!-- /rights -->)", re.DOTALL)
 _MOST_LABELS = 3
 """An arrow that more kinds of events lead along is drawn without them."""
 
@@ -210,10 +213,29 @@ def _events_of(job: Job, agent: str, epochs: set[int]) -> Iterator[AnyEvent]:
             yield from (jobs.reported(worker, step, of=of, epoch=epoch) for step in (-1, 5))
 
 
+# --- the table of docs/security.md ----------------------------------------------------------------
+
+
+def rights_table() -> str:
+    """Return who may do what, as a table of Markdown."""
+    head = ["who may", *(one.value for one in Role)]
+    rows = [[act.value, *("yes" if may(one, act) else "no" for one in Role)] for act in Act]
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def rights_shown() -> str:
+    """Return the table that is in the document."""
+    found = _RIGHTS.search(SECURITY.read_text())
+    assert found is not None
+    return found.group()
+
+
 def main() -> None:
     CLI.write_text(cli_reference())
     text = ARCHITECTURE.read_text()
     ARCHITECTURE.write_text(_DIAGRAM.sub(lambda _: diagram(), text))
+    SECURITY.write_text(_RIGHTS.sub(lambda _: rights_table(), SECURITY.read_text()))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ LONGEST_S = 20 * 86400
 _MAY_BE_NONE = ("node_s", "prove_every_s")
 """Durations of which 0 means that there is none."""
 _FABRICS = ("links", "generation")
+_IDENTITIES = ("auto", "munge", "files")
 _MODES = ("off", "observe", "act")
 
 
@@ -42,6 +43,10 @@ def check(config: Config, *, source: str) -> None:
         (
             head.stragglers in _MODES,
             f"controller.stragglers is one of {', '.join(_MODES)}",
+        ),
+        (
+            head.identity in _IDENTITIES,
+            f"controller.identity is one of {', '.join(_IDENTITIES)}",
         ),
         (head.straggler_margin > 1, "controller.straggler_margin > 1"),
         (head.journal_lines >= 1, "controller.journal_lines >= 1"),

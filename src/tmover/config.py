@@ -1,7 +1,8 @@
 """The configuration. `TMOVER_*` is read from the environment here and in `environment` alone.
 
-Flag before `TMOVER_<TABLE>_<KEY>` before file before default. `conf/tmover.toml` shows every key
-with its default. Durations are in seconds. A value is read once, checked, and passed on by hand.
+Flag before `TMOVER_<TABLE>_<KEY>` before file before default; of two files the user's own before
+the site's, key by key. `conf/tmover.toml` shows every key with its default. Durations are in
+seconds. A value is read once, checked, and passed on by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tmover.errors import ConfigError
 from tmover.owner import PLACES, user_name
 
 SITE_FILE = pathlib.Path("/etc/tmover/tmover.toml")
-"""Read when neither `--config` nor `TMOVER_CONFIG` names a file."""
+"""Read when neither `--config` nor `TMOVER_CONFIG` names a file; then the user's own is, too."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +60,18 @@ class ControllerConfig(_Table, frozen=True):
     state: str = ""
     """The state directory of a controller for the whole cluster, "" if there is none."""
     users: tuple[str, ...] = ()
-    """Whom a controller for the whole cluster serves."""
+    """Whom a controller for the whole cluster serves; with MUNGE empty is everybody."""
+    operators: tuple[str, ...] = ()
+    """Users who may see, move and cancel everybody's jobs there, as root may."""
+    private: bool = True
+    """Users see their own jobs alone; otherwise also which jobs others have, without details."""
+    identity: str = "auto"
+    """What says who a user of a controller for the whole cluster is: "munge", "files", which are
+    keys that the controller lays down for each of `users`, or "auto": MUNGE where it answers."""
+    door: str = ""
+    """Where users introduce themselves by MUNGE; "" is the port after that of `bind`."""
+    munge_socket: str = ""
+    """Munged's socket on all nodes, "" if it is where it usually is."""
 
 
 class DeadlineConfig(_Table, frozen=True):
@@ -219,12 +231,21 @@ def load(path: pathlib.Path | None = None, environ: Mapping[str, str] | None = N
     environ = os.environ if environ is None else environ
     if path is None and environ.get("TMOVER_CONFIG"):
         path = pathlib.Path(environ["TMOVER_CONFIG"])
-    if path is None and SITE_FILE.exists():
-        path = SITE_FILE
-    config = Config() if path is None else _read(path)
-    config = _override(config, environ)
-    check(config, source="the environment" if path is None else str(path))
+    paths = [path] if path is not None else [*_site_file(), *_own_file(environ)]
+    tables: dict[str, Any] = {}
+    for each in paths:
+        for name, table in _read(each).items():
+            tables.setdefault(name, {}).update(table)
+    config = _override(msgspec.convert(tables, Config), environ)
+    check(config, source=" and ".join(map(str, paths)) or "the environment")
     return config
+
+
+def own_file(environ: Mapping[str, str] | None = None) -> pathlib.Path:
+    """Return the user's own configuration file, which need not be there: XDG, home."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CONFIG_HOME")
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".config") / "tmover/tmover.toml"
 
 
 def state_directory(
@@ -267,9 +288,32 @@ def is_slurm_job(name: str) -> bool:
     return name.startswith("slurm")
 
 
-def _read(path: pathlib.Path) -> Config:
+def _site_file() -> list[pathlib.Path]:
+    return [SITE_FILE] if SITE_FILE.exists() else []
+
+
+def _own_file(environ: Mapping[str, str]) -> list[pathlib.Path]:
+    """Return the user's file, if there is one. Under sudo another's is not taken for it."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Config)
+        path = own_file(environ)
+        found = path.stat()
+    except (OSError, RuntimeError):  # it is not there, or there is no home
+        return []
+    if found.st_uid != os.geteuid():
+        return []
+    if found.st_mode & 0o022:
+        msg = f"others can write to {path}: `chmod go-w {path}`"
+        raise ConfigError(msg)
+    return [path]
+
+
+def _read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Return what a file says, which must be a configuration."""
+    try:
+        data = path.read_bytes()
+        msgspec.toml.decode(data, type=Config)
+        tables: dict[str, dict[str, Any]] = msgspec.toml.decode(data)
+        return tables
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         msg = f"{path}: {error}"
         raise ConfigError(msg) from error

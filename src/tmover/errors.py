@@ -12,6 +12,7 @@ TmoverError                     shown to the user as one line, with `exit_code`
 │       └── ResizeRefused       it said no to giving nodes of a job back
 ├── ControllerUnavailable       no controller answers; asking again later can help
 ├── Refused                     the controller said no, and why
+├── MungeError                  MUNGE did not say who somebody is
 ├── ProtocolError               a peer sent what this version cannot read
 ├── JournalError                the journal is damaged; names the line and the way out
 ├── Superseded                  another controller has taken this one's journals over: it ends
@@ -84,6 +85,12 @@ class ControllerUnavailable(TmoverError):
 
 class Refused(TmoverError):
     """The controller refused a request."""
+
+
+class MungeError(TmoverError):
+    """MUNGE did not make or read a credential."""
+
+    exit_code = 4
 
 
 class ProtocolError(TmoverError):

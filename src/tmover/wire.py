@@ -10,6 +10,8 @@ say. New fields have defaults, fields are never retyped, tags are never reused.
 
     agent, command line -> controller   ToController     decode_event
     controller -> agent, command line   FromController   decode_order
+    stranger -> the controller's door   Introduction     decode_introduction
+    door -> stranger                    FromDoor         decode_at_door
     worker -> agent (ipc)               FromWorker       decode_worker
     agent -> worker (ipc)               FromController   decode_order
 """
@@ -265,17 +267,37 @@ class RefusedReply(Reply, frozen=True, kw_only=True):
     """Whether the job is unknown here: it may only be that nobody has told of it yet."""
 
 
+class Introduction(Request, frozen=True, kw_only=True):
+    """Let in the key of this connection: the credential says whose it is. For the door alone."""
+
+    credential: str
+    """MUNGE's, with what `controller.introduction.payload` returns in it."""
+
+    def __repr__(self) -> str:
+        """Return what may stand in a log."""
+        return "Introduction(...)"
+
+
+class Introduced(Reply, frozen=True, kw_only=True):
+    """The key is known now, as that of `user`."""
+
+    user: str
+
+
 AnyRequest = Union[StatusRequest, MoveRequest, ReadyRequest, SubmitRequest, CancelRequest]
 AnyReply = Union[StatusReply, Accepted, RefusedReply]
 FromNode = Union[FromAgent, Program]
 ToController = Union[FromNode, Heartbeat, AnyRequest]
 FromController = Union[AnyOrder, Greeting, Heard, WhoAreYou, Siblings, AnyReply]
+FromDoor = Union[Introduced, RefusedReply]
 FromWorker = Union[FromAgent, Hello, Endpoint, Pulse, Pace]
-Message = Union[ToController, FromController, FromWorker]
+Message = Union[ToController, FromController, FromWorker, Introduction, FromDoor]
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
+_to_door: msgspec.msgpack.Decoder[Introduction] = msgspec.msgpack.Decoder(Introduction)
+_from_door: msgspec.msgpack.Decoder[FromDoor] = msgspec.msgpack.Decoder(FromDoor)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
@@ -292,6 +314,16 @@ def decode_event(frames: Sequence[bytes]) -> ToController:
 def decode_order(frames: Sequence[bytes]) -> FromController:
     """Read what the controller sent, or an agent to its worker. Raises `ProtocolError`."""
     return _decode(_from_controller, frames)
+
+
+def decode_introduction(frames: Sequence[bytes]) -> Introduction:
+    """Read what somebody said at the door. Raises `ProtocolError`."""
+    return _decode(_to_door, frames)
+
+
+def decode_at_door(frames: Sequence[bytes]) -> FromDoor:
+    """Read what was answered at the door. Raises `ProtocolError`."""
+    return _decode(_from_door, frames)
 
 
 def decode_worker(frames: Sequence[bytes]) -> FromWorker:

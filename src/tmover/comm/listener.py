@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import resource
 import selectors
 import socket
 import threading
@@ -25,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 _GLANCE_S = 0.25
 _REST_S = 0.1
+_MOST_VISITORS = 512
+"""Handshakes under way at once. Who does not hold the secret cannot use up what the rank needs."""
+_PATIENCE_S = 1.0
+"""For so long a visitor stays though others wait; a handshake takes milliseconds."""
+_BREATH_S = 0.01
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -71,6 +77,7 @@ class Listener:
         self._arrived = threading.Condition()
         self._parked: dict[Key, _Parked] = {}
         self._visitors: set[_Visitor] = set()
+        self._room = min(_MOST_VISITORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._subscribers: dict[tuple[str, str], Callable[[], None]] = {}
         self._failed = False
         """Whether a visitor could not be heard through no fault of his: the log says so once."""
@@ -160,6 +167,9 @@ class Listener:
 
     def _accept(self, door: socket.socket) -> None:
         """Let a visitor in. Who cannot be now, for want of descriptors or memory, is in a while."""
+        if len(self._visitors) >= self._room and not self._make_room():
+            self._wake.wait(_BREATH_S)
+            return
         try:
             sock, _ = door.accept()
         except OSError as error:
@@ -168,11 +178,22 @@ class Listener:
                 self._wake.wait(_REST_S)
             return
         with contextlib.suppress(OSError):
+            if door is self._near and not nearby.is_ours(sock):
+                sock.close()
+                return
             sock.settimeout(0)
             deadline = time.monotonic() + self._handshake_s
             visitor = _Visitor(sock, Acceptor(self._secret, self._check), deadline)
             self._visitors.add(visitor)
             self._selector.register(sock, selectors.EVENT_READ, visitor)
+
+    def _make_room(self) -> bool:
+        """Dismiss who has taken longest, if that is long; return whether somebody was."""
+        oldest = min(self._visitors, key=lambda visitor: visitor.deadline)
+        if oldest.deadline - self._handshake_s + _PATIENCE_S > time.monotonic():
+            return False
+        self._dismiss(oldest, "took long, and others wait")
+        return True
 
     def _receive(self, visitor: _Visitor) -> None:
         """Hear a visitor. Whatever goes wrong with him ends his visit, and nobody else's."""

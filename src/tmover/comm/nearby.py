@@ -35,7 +35,7 @@ def connect(endpoint: str) -> socket.socket | None:
     with contextlib.suppress(OSError):
         sock.settimeout(0)
         sock.connect(_name(endpoint))
-        if _owner(sock) == os.geteuid():
+        if is_ours(sock):
             return sock
     sock.close()
     return None
@@ -47,11 +47,16 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
 
+def is_ours(sock: socket.socket) -> bool:
+    """Return whether a process of the same user is at the other end."""
+    return _owner(sock) == os.geteuid()
+
+
 def _name(endpoint: str) -> str:
     return f"\0tmover/{endpoint}"
 
 
 def _owner(sock: socket.socket) -> int:
-    """Return the user id of whoever listens at the other end."""
+    """Return the user id of who listens at the other end, or has connected from there."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(data)[1])

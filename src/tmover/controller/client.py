@@ -8,6 +8,7 @@ asks for it again (`WhoAreYou`).
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import pathlib
 import struct
@@ -19,8 +20,15 @@ import msgspec
 import zmq
 
 from tmover import wire
-from tmover.controller import keys
-from tmover.errors import ConfigError, ControllerUnavailable, ProtocolError, Refused
+from tmover.controller import introduction, keys
+from tmover.controller.introduction import Introduction
+from tmover.errors import (
+    ConfigError,
+    ControllerUnavailable,
+    MungeError,
+    ProtocolError,
+    Refused,
+)
 from tmover.owner import is_anothers, user_name
 
 ADDRESS_FILE = "controller.json"
@@ -63,6 +71,10 @@ _STATES = {
     zmq.EVENT_CLOSED: Connection.ABSENT,
 }
 _WRONG_KEYS = frozenset({Connection.REFUSED, Connection.STRANGER})
+_LOOK_S = 0.2
+"""Keys that are refused are looked up again this often, and a munged that does not answer."""
+_INTRODUCE_AGAIN_S = 10.0
+"""Who was refused at the door comes back after so long."""
 _CUT_OFF_TIMES = 3
 """So often in a row a handshake must be cut off before that says something about the keys."""
 
@@ -72,6 +84,9 @@ def read_address(state: pathlib.Path) -> Address:
 
     Raises `ControllerUnavailable` if none was started, `ConfigError` if its word cannot be read.
     """
+    if (found := introduction.find(state)) is not None:
+        there = found.entrance
+        return Address(address=there.address, pid=there.pid, boot=there.boot, host=there.host)
     path = state / ADDRESS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Address)
@@ -101,13 +116,22 @@ class Channel:
     def __init__(self, state: pathlib.Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start to connect. Raises what `read_address` and `keys.read_client` raise."""
         self._state = state
+        self._context = context
         self._address = read_address(state)
-        known = keys.read_client(state)
-        self.connection = Connection.ABSENT
+        self._keys, self._found = self._read_keys(None)
+        self._introduction: Introduction | None = None
+        self._refusal = ""
+        """Why it was not let in at the door."""
+        self._look_at = 0.0
         self.breaks = 0
         """How often a connection that spoke with us has ended."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the sockets, and connect: to the door first if the key is one of our own."""
+        self.connection = Connection.ABSENT
         self._cut_off = 0
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         """For a poller: readable when `receive` has something."""
         self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(sum(_STATES))
         self.socket.linger = 0
@@ -115,9 +139,12 @@ class Channel:
         self.socket.maxmsgsize = MAX_MESSAGE
         self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = _PING_MS, _DEAD_MS
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = _RETRY_MS, _RETRY_MAX_MS
-        self.socket.curve_serverkey = known.server
-        self.socket.curve_publickey, self.socket.curve_secretkey = known.own
-        self._connect()
+        self.socket.curve_serverkey = self._keys.server
+        self.socket.curve_publickey, self.socket.curve_secretkey = self._keys.own
+        if self._found is None:
+            self._connect()
+        else:
+            self._introduction = Introduction(self._context, self._found, self._keys.own)
 
     @property
     def address(self) -> str:
@@ -145,6 +172,12 @@ class Channel:
         while self._monitor.poll(0):
             event, _ = struct.unpack("=Hi", self._monitor.recv_multipart()[0])
             self._note(event)
+        now = time.monotonic()
+        if now >= self._look_at and self._introduction is not None:
+            self._go_on(self._introduction, now)
+        if now >= self._look_at and self.connection in _WRONG_KEYS:
+            self._look_at = now + _LOOK_S
+            self._renew()
         return self.connection
 
     def follow(self) -> bool:
@@ -153,16 +186,22 @@ class Channel:
             address = read_address(self._state)
         except (ControllerUnavailable, ConfigError):
             return False
-        if address.address == self._address.address:
-            return False
-        self.socket.disconnect(self._address.address)
-        self._address = address
-        self._connect()
-        return True
+        is_elsewhere = address.address != self._address.address
+        if self._introduction is not None:  # before a door, which may have moved, too
+            self._renew()
+        elif is_elsewhere:
+            self.socket.disconnect(self._address.address)
+            self._address = address
+            self._connect()
+        return is_elsewhere
 
     def explain(self) -> str:
         """Return one line on why nobody answers, for people."""
         state = self.look()
+        if self._refusal:
+            return f"the controller at {self.address} does not know us: {self._refusal}"
+        if self._introduction is not None and self._found is not None:
+            return f"the controller's door at {self._found.entrance.door} does not answer"
         if state is Connection.REFUSED:
             key = self._state / "keys" / "client.key"
             return f"the controller at {self.address} does not accept the key {key}"
@@ -178,13 +217,62 @@ class Channel:
         poller = zmq.Poller()
         poller.register(self.socket, flags)
         poller.register(self._monitor, zmq.POLLIN)
+        if self._introduction is not None and time.monotonic() >= self._look_at:
+            poller.register(self._introduction.socket, self._introduction.waits_for)
         return self.socket in dict(poller.poll(max(0, int(timeout_s * 1000) + 1)))
 
     def close(self) -> None:
         """Close the sockets; the context is the caller's."""
+        if self._introduction is not None:
+            self._introduction.close()
+            self._introduction = None
         self.socket.disable_monitor()
         self._monitor.close(linger=0)
         self.socket.close(linger=0)
+
+    def _read_keys(
+        self, before: keys.ClientKeys | None
+    ) -> tuple[keys.ClientKeys, introduction.Found | None]:
+        """Return what there is to speak to the controller with: files, or a key of our own."""
+        found = introduction.find(self._state)
+        if found is None:
+            return keys.read_client(self._state), None
+        own = keys.Keypair(*zmq.curve_keypair()) if before is None else before.own
+        return keys.ClientKeys(server=found.entrance.server.encode(), own=own), found
+
+    def _go_on(self, visit: Introduction, now: float) -> None:
+        """Go on with an introduction; connect once the key is known."""
+        try:
+            if not visit.step():
+                return
+            self._refusal = ""
+        except MungeError as error:
+            self._refusal = str(error)
+            self._look_at = now + _LOOK_S
+            return
+        except Refused as error:
+            self._refusal = str(error)
+            self.connection = Connection.REFUSED
+            self._look_at = now + _INTRODUCE_AGAIN_S
+        visit.close()
+        self._introduction = None
+        if not self._refusal:
+            self.connection = Connection.ABSENT
+            self._connect()
+
+    def _renew(self) -> None:
+        """Have our keys accepted that were not: new ones may lie there, or ours was forgotten."""
+        try:
+            known, found = self._read_keys(self._keys if self._found is not None else None)
+        except ConfigError:
+            return
+        is_refused = found is not None and self.connection is Connection.REFUSED
+        if (known, found) != (self._keys, self._found) or is_refused:
+            self.close()
+            self._keys, self._found = known, found
+            with contextlib.suppress(ControllerUnavailable, ConfigError):
+                self._address = read_address(self._state)
+            self._begin()
 
     def _note(self, event: int) -> None:
         """Take in what the monitor saw. What a failed handshake said outlives its connection."""

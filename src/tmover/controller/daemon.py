@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,8 +21,9 @@ from tmover.controller.client import ADDRESS_FILE, Address, read_address
 from tmover.controller.desk import Desk
 from tmover.controller.gate import Gate
 from tmover.controller.journal import Journal
+from tmover.controller.keyring import Keyring
+from tmover.controller.reception import Reception
 from tmover.controller.shell import Controller
-from tmover.controller.users import Users
 from tmover.errors import ConfigError, ControllerUnavailable, JournalError
 from tmover.scheduler.interface import Allocations, Scheduler
 
@@ -54,11 +55,14 @@ async def serve(
             claim_s=config.controller.claim_s,
         )
         stack.callback(journal.close)
+        keys.rotate(state)
         server, client = keys.make(state)
         desk = Desk(journal)
-        users = Users(state, config.controller.users, server)
-        gate = _open_gate(config.controller.bind, state, server, client, users.keys)
+        reception = Reception(config.controller, state, server, client.public)
+        stack.callback(reception.close)
+        gate = _open_gate(config.controller.bind, state, server, client, reception.keyring)
         stack.callback(gate.close)
+        reception.open(gate.bound)
         boot = secrets.token_hex(8)
         controller = Controller(
             config,
@@ -72,17 +76,18 @@ async def serve(
         address = Address(
             address=gate.address, pid=os.getpid(), boot=boot, host=socket.gethostname()
         )
-        announced = msgspec.json.encode(address) + b"\n"
-        stack.callback(users.withdraw, ADDRESS_FILE, announced)
-        users.announce(ADDRESS_FILE, announced)
+        reception.announce(address)
         stack.callback(_withdraw, state, address)
-        keys.write_private(state / ADDRESS_FILE, announced)
+        keys.write_private(state / ADDRESS_FILE, msgspec.json.encode(address) + b"\n")
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)
         gone = asyncio.ensure_future(_until_gone(stack, state, config.controller.poll_s))
         lost = asyncio.ensure_future(_until_superseded(journal, config.controller.claim_s))
-        number = await _run_until(told, controller, gone, lost)
+        works: list[asyncio.Future[Any]] = [gone, lost]
+        if reception.door is not None:
+            works.append(asyncio.ensure_future(reception.door.run()))
+        number = await _run_until(told, controller, *works)
         logger.info("ended by %s", number.name)
         return INTERRUPTED if number is signal.SIGINT else 0
 
@@ -117,10 +122,10 @@ def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Sig
 async def _run_until(
     told: asyncio.Future[signal.Signals],
     controller: Controller,
-    *broken: asyncio.Future[NoReturn],
+    *works: asyncio.Future[Any],
 ) -> signal.Signals:
-    """Run the controller until it is told to end, or it cannot go on."""
-    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(controller.run()), *broken]
+    """Run the controller until it is told to end, or it or another part cannot go on."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(controller.run()), *works]
     try:
         await asyncio.wait([*tasks, told], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -177,12 +182,12 @@ def _open_gate(
     state: pathlib.Path,
     server: keys.Keypair,
     client: keys.Keypair,
-    users: Mapping[bytes, str],
+    keyring: Keyring,
 ) -> Gate:
     """Bind. With port 0, to the port of a controller that was killed here, if it is still free."""
     if bind.endswith(":0"):
         with contextlib.suppress(ControllerUnavailable, ConfigError):
             before = read_address(state).address
             if before.rpartition(":")[0] == bind.rpartition(":")[0]:
-                return Gate(before, server=server, client=client, users=users)
-    return Gate(bind, server=server, client=client, users=users)
+                return Gate(before, server=server, client=client, keyring=keyring)
+    return Gate(bind, server=server, client=client, keyring=keyring)

@@ -133,15 +133,6 @@ class Desk:
         self._next += 1
         return str(self._next - 1)
 
-    def of(self, user: str) -> dict[str, Ledger]:
-        """Return the jobs of a user, oldest first; "" means those of all."""
-        return {n: led for n, led in self.ledgers.items() if user in ("", led.job.owner)}
-
-    def owner(self, job: str) -> str | None:
-        """Return the owner of a job, None if it is not known."""
-        ledger = self.ledgers.get(job)
-        return None if ledger is None else ledger.job.owner
-
     def looked_after(self) -> dict[str, Job]:
         """Return the jobs in allocations of the scheduler that have not ended.
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from typing import cast
 
 import zmq
@@ -19,6 +19,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from tmover import wire
+from tmover.controller.keyring import Keyring
 from tmover.controller.keys import Keypair
 from tmover.errors import ConfigError, ProtocolError
 
@@ -45,16 +46,19 @@ class Gate:
         server: Keypair,
         client: Keypair,
         users: Mapping[bytes, str] | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
-        """Bind. `users` are let in beside `client`, by their public keys.
+        """Bind. `users` are let in beside `client`, by their public keys; or those of a `keyring`.
 
         Raises `ConfigError` if the address cannot be had.
         """
         _check(bind)
-        self._users = {client.public: "", **(users or {})}
+        if keyring is None:
+            keyring = Keyring({client.public: "", **(users or {})})
+        self._users = keyring
         self._context = zmq.asyncio.Context()
         self._zap = AsyncioAuthenticator(self._context)
-        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(frozenset(self._users)))
+        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users))
         self._zap.start()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.router_mandatory = 1
@@ -81,9 +85,7 @@ class Gate:
     @property
     def address(self) -> str:
         """Where others connect to: `bound`, with this machine's name for a wildcard."""
-        return self.bound.replace("//0.0.0.0:", f"//{socket.gethostname()}:").replace(
-            "//[::]:", f"//{socket.gethostname()}:"
-        )
+        return reachable(self.bound)
 
     async def receive(self) -> tuple[bytes, wire.ToController, str]:
         """Return the next message that can be read, the route back to who sent it, and its user.
@@ -130,10 +132,17 @@ def _check(bind: str) -> None:
         raise ConfigError(msg)
 
 
+def reachable(bound: str) -> str:
+    """Return an address that others can connect to: with this machine's name for a wildcard."""
+    return bound.replace("//0.0.0.0:", f"//{socket.gethostname()}:").replace(
+        "//[::]:", f"//{socket.gethostname()}:"
+    )
+
+
 class _OnlyKeys:
     """Lets in who holds one of some keys."""
 
-    def __init__(self, public: Collection[bytes]) -> None:
+    def __init__(self, public: Container[bytes]) -> None:
         self._public = public
 
     def callback(self, domain: str, key: bytes) -> bool:

@@ -5,6 +5,8 @@
     DIR/keys/client.key   public and secret half of the key that agents and commands use
     DIR/secrets/<job>     what the job's ranks prove to each other that they know
 
+    DIR/keys/rotate       asks for new keys of all, which the next controller makes
+
 All are made when first needed, with mode 0600 in directories of mode 0700; whoever can read them
 may act. A directory that was there before keeps its mode, and is refused if others can write to it.
 A secret never stands in the journal, in an argument list or in a log.
@@ -13,6 +15,7 @@ A secret never stands in the journal, in an argument list or in a log.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pathlib
 import secrets
@@ -23,10 +26,16 @@ from typing import NamedTuple
 import zmq
 
 from tmover.errors import ConfigError
+from tmover.owner import PLACES
+
+logger = logging.getLogger(__name__)
 
 KEY_LENGTH = 40
 """A CURVE key in ZeroMQ's Z85 alphabet."""
 SECRET_BYTES = 32
+INTRODUCED = "introduced.jsonl"
+"""The keys of users whom MUNGE vouches for."""
+_ROTATE = "rotate"
 _Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
 
 
@@ -52,7 +61,7 @@ class ClientKeys(NamedTuple):
 def make(state: pathlib.Path) -> tuple[Keypair, Keypair]:
     """Return the server's and the client's keys, made now if they are missing.
 
-    The caller holds the state directory's lock. Raises `ConfigError` if a key cannot be read.
+    Raises `ConfigError` if a key cannot be read.
     """
     directory = private_directory(state / "keys")
     server = read_or_make(directory / "server.key")
@@ -60,6 +69,30 @@ def make(state: pathlib.Path) -> tuple[Keypair, Keypair]:
     if _bytes_of(directory / "server.pub") != server.public + b"\n":
         write_private(directory / "server.pub", server.public + b"\n")
     return server, client
+
+
+def ask_to_rotate(state: pathlib.Path) -> None:
+    """Have the next controller of `state` make new keys: one that runs must not lose its own."""
+    write_private(private_directory(state / "keys") / _ROTATE, b"")
+
+
+def rotate(state: pathlib.Path) -> None:
+    """Remove all keys if that was asked for, the wish last: a crash has it done again.
+
+    For a controller that starts, which holds the state directory's lock. Raises `ConfigError`.
+    """
+    directory = state / "keys"
+    if not (directory / _ROTATE).exists():
+        return
+    own = ("server.key", "client.key", INTRODUCED)
+    theirs = (state / PLACES).glob("*/keys/client.key")
+    try:
+        for path in (*(directory / name for name in own), *theirs, directory / _ROTATE):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        msg = f"cannot remove the old key {error.filename}: {error.strerror}"
+        raise ConfigError(msg) from error
+    logger.info("all keys in %s are made anew, as was asked for", directory)
 
 
 def read_client(state: pathlib.Path) -> ClientKeys:
@@ -106,24 +139,51 @@ def private_directory(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def write_private(path: pathlib.Path, data: bytes, *, uid: int | None = None) -> None:
-    """Write a file that only its owner (`uid`) can read, whole or not at all."""
+def write_private(
+    path: pathlib.Path,
+    data: bytes,
+    *,
+    uid: int | None = None,
+    mode: int = 0o600,
+    afresh: bool = False,
+) -> None:
+    """Write a file that only its owner (`uid`) can read, whole or not at all.
+
+    With another `mode`, that others can read. `afresh`: if somebody else has written it meanwhile,
+    that stays.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:  # mode 0600
             beside = pathlib.Path(file.name)
             try:
                 file.write(data)
                 file.flush()
+                os.fchmod(file.fileno(), mode)
                 if uid is not None:
                     os.fchown(file.fileno(), uid, -1)
                 os.fsync(file.fileno())
-                beside.replace(path)
+                if afresh:
+                    _link(beside, path)
+                else:
+                    beside.replace(path)
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
     except OSError as error:
         msg = f"cannot write {path}: {error.strerror}"
         raise ConfigError(msg) from error
+
+
+def _link(beside: pathlib.Path, path: pathlib.Path) -> None:
+    """Give a file its name unless another has it, as far as the file system can tell."""
+    try:
+        path.hardlink_to(beside)
+    except FileExistsError:
+        pass
+    except OSError:  # not every file system has links
+        beside.replace(path)
+        return
+    beside.unlink()
 
 
 def read_or_make(path: pathlib.Path, *, uid: int | None = None) -> Keypair:
@@ -135,7 +195,7 @@ def read_or_make(path: pathlib.Path, *, uid: int | None = None) -> Keypair:
         raise ConfigError(msg) from error
     if not is_there:
         public, secret = zmq.curve_keypair()
-        write_private(path, public + b"\n" + secret + b"\n", uid=uid)
+        write_private(path, public + b"\n" + secret + b"\n", uid=uid, afresh=True)
     return _read_pair(path)
 
 

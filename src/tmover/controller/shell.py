@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, slurm_job
-from tmover.controller import keys, lines, requests, users
+from tmover.controller import keys, lines, requests
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
 from tmover.controller.gate import Gate
@@ -28,6 +28,7 @@ from tmover.controller.intake import Intake
 from tmover.controller.journal import Entry, Settled
 from tmover.controller.lending import Lending, order_after
 from tmover.controller.presence import Presence, Who, speaker
+from tmover.controller.rights import Rights
 from tmover.controller.status import Views
 from tmover.controller.suspects import Suspects
 from tmover.controller.timers import Timers
@@ -41,6 +42,7 @@ from tmover.core.events import (
     Joined,
     LeaseExpired,
     Left,
+    Record,
     Submitted,
 )
 from tmover.core.job import resume, wake
@@ -91,7 +93,10 @@ class Controller:
         self._intake = Intake(state, desk, allocations)
         poll_s = config.controller.poll_s
         self._suspects = Suspects(config.controller, self._presence)
-        self._views = Views(desk, self._presence, self._suspects, config.deadlines.node_s)
+        self._rights = Rights(config.controller, desk.ledgers)
+        self._views = Views(
+            desk, self._presence, self._suspects, self._rights, config.deadlines.node_s
+        )
         self._watch = Watch(
             scheduler, poll_s=poll_s, agents_on=self._views.local_agents, post=self.post
         )
@@ -174,7 +179,8 @@ class Controller:
     async def _receive(self) -> None:
         while True:
             said = Said(*await self._gate.receive())
-            if said.user and isinstance(said.message, wire.SubmitRequest):
+            must_vouch = self._rights.must_vouch(said.user, said.message)
+            if isinstance(said.message, wire.SubmitRequest) and must_vouch:
                 then = functools.partial(self._vouched, said)
                 self._intake.vouch(said.user, said.message, then)
             else:
@@ -236,8 +242,7 @@ class Controller:
             is_late = job.phase.stage is Stage.ENDED and not isinstance(item, Settled)
             return None if is_late else self._stamp(item)
         message = item.message
-        if item.user:
-            users.check(item.user, message, self._desk.owner)
+        self._rights.check(item.user, message)
         if not isinstance(message, wire.Heartbeat):
             logger.debug("heard %s", message)
         if isinstance(message, Event):
@@ -250,7 +255,7 @@ class Controller:
             event = self._intake.submitted(message)
             return None if isinstance(event, str) else self._stamp(event)
         if isinstance(message, (wire.MoveRequest, wire.ReadyRequest, wire.CancelRequest)):
-            name = requests.choose(self._desk.of(item.user), message.job)
+            name = self._rights.meant(item.user, message.job)
             return self._stamp(requests.event(self._views.of(name), message))
         return None
 
@@ -270,7 +275,8 @@ class Controller:
         route, message = said.route, said.message
         if work.refusal:
             logger.warning("refused %s: %s", type(message).__name__, work.refusal)
-            is_unknown = isinstance(message, Event) and message.job not in self._desk.ledgers
+            job = message.job if isinstance(message, Record) else None
+            is_unknown = job is not None and work.refusal == requests.unknown(job)
             self._gate.send(route, wire.RefusedReply(text=work.refusal, is_unknown=is_unknown))
         elif isinstance(message, wire.Heartbeat):
             self._heartbeat(route, message)

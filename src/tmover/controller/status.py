@@ -11,6 +11,7 @@ from tmover import wire
 from tmover.controller import requests
 from tmover.controller.desk import Desk, Ledger
 from tmover.controller.presence import Presence, Seen, Who
+from tmover.controller.rights import Rights, without_details
 from tmover.controller.stragglers import progress_of
 from tmover.controller.suspects import Suspects
 from tmover.core import pool
@@ -27,7 +28,12 @@ class Views:
     """Looks at all jobs of a controller."""
 
     def __init__(
-        self, desk: Desk, presence: Presence, suspects: Suspects, node_s: float = 0.0
+        self,
+        desk: Desk,
+        presence: Presence,
+        suspects: Suspects,
+        rights: Rights,
+        node_s: float = 0.0,
     ) -> None:
         """`node_s`: how long a job stands still for want of a node, 0 is for ever."""
         self._node_s = node_s
@@ -35,6 +41,7 @@ class Views:
         self._ledgers = desk.ledgers
         self._presence = presence
         self._suspects = suspects
+        self._rights = rights
         self.allocation: Callable[[str], Allocation | None] = lambda _: None
         """What the scheduler holds for a job, as far as it is known."""
         self.troubles: Callable[[str], tuple[str, ...]] = lambda _: ()
@@ -60,15 +67,19 @@ class Views:
         )
 
     def reply(self, request: wire.StatusRequest, user: str = "") -> wire.AnyReply:
-        """Return what is asked for, as far as it is the user's."""
-        ledgers = self._desk.of(user)
+        """Return what is asked for, as far as the user may see it."""
+        ledgers = self._rights.visible(user)
         try:
             jobs = requests.shown(ledgers, request)
         except Refused as refusal:
             return wire.RefusedReply(text=str(refusal))
         more = 0 if request.job is not None else len(ledgers) - len(jobs)
-        shown = tuple(map(self.of, jobs))
+        shown = tuple(self._for(user, job) for job in jobs)
         return wire.StatusReply(jobs=shown, more=more, scheduler=self.scheduler())
+
+    def _for(self, user: str, job: str) -> wire.JobStatus:
+        status = self.of(job)
+        return status if self._rights.sees(user, job) else without_details(status)
 
     def local_agents(self, node: str) -> list[Who]:
         """Return the agents on a node of the local scheduler."""

@@ -1,4 +1,4 @@
-"""The users that a controller of a whole cluster serves: whose key is whose, and who may do what.
+"""The users that a controller of a whole cluster serves by files: whose key is whose.
 
 Each has a directory `users/NAME` in the state directory, which stands for the state directory in
 all that the user does. It is root's, so that nobody can put anything in the place of its files; the
@@ -13,12 +13,10 @@ import logging
 import os
 import pathlib
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from tmover import wire
 from tmover.controller import keys
-from tmover.core.events import Record
-from tmover.errors import ConfigError, Refused
+from tmover.errors import ConfigError
 from tmover.owner import PLACES
 
 logger = logging.getLogger(__name__)
@@ -27,7 +25,7 @@ _MAX_KEY_BYTES = 1000
 
 
 class Users:
-    """The users, by the public half of their keys."""
+    """The users, by the public half of their keys; none where MUNGE says who somebody is."""
 
     def __init__(self, state: pathlib.Path, names: Iterable[str], server: keys.Keypair) -> None:
         """Make what is missing of their directories. Raises `ConfigError` for a stranger.
@@ -43,7 +41,7 @@ class Users:
             home = state / PLACES / name
             own = home / "keys"
             for directory in (state, home.parent, home, own):
-                _open_to_all(directory)
+                open_to_all(directory)
             pair = _key(own / "client.key", uid)
             keys.write_private(own / "server.pub", server.public + b"\n", uid=uid)
             self.keys[pair.public] = name
@@ -83,26 +81,7 @@ def _remove(path: pathlib.Path) -> None:
         path.unlink()
 
 
-def check(user: str, message: wire.ToController, owner_of: Callable[[str], str | None]) -> None:
-    """Raise `Refused` unless `user` may say this. "" is who runs the controller, who may all.
-
-    `owner_of` a job that is not known is None. A user speaks for the agents of the user's own jobs,
-    and asks about these.
-    """
-    if not user:
-        return
-    if isinstance(message, wire.SubmitRequest):
-        if message.owner != user or message.slurm is None:
-            msg = f"{user} may only submit jobs of Slurm, and for {user}"
-            raise Refused(msg)
-        return
-    job = message.job if isinstance(message, (Record, wire.Request)) else None
-    if job is not None and owner_of(job) not in (None, user):
-        msg = f"job {job} is not {user}'s"
-        raise Refused(msg)
-
-
-def _open_to_all(directory: pathlib.Path) -> None:
+def open_to_all(directory: pathlib.Path) -> None:
     """Have a directory that others can pass through, and not list or change."""
     try:
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)

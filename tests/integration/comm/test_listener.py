@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import resource
 import select
 import socket
@@ -247,3 +248,25 @@ def test_who_cannot_be_let_in_for_want_of_descriptors_is_let_in_later(
         assert sock.recv(1)
 
     assert caplog.text.count("a link has to wait") == 1
+
+
+def test_strangers_use_up_no_more_than_their_part_of_the_descriptors(latch: Latch) -> None:
+    """Those who take longest make room, so that who belongs here is let in all the same."""
+    made = Listener("127.0.0.1", secret=SECRET, check=lambda _: "", handshake_s=60)
+    host, _, port = made.endpoint.rpartition(":")
+    descriptors = pathlib.Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    crowd = [socket.create_connection((host, int(port)), timeout=30) for _ in range(600)]
+    try:
+        with dial(
+            made.endpoint, HELLO, secret=SECRET, source="127.0.0.1", latch=latch,
+            deadline=time.monotonic() + 30,
+        ):  # fmt: skip
+            made.take(KEY, since=3, latch=latch, deadline=soon()).close()
+        assert len(list(descriptors.iterdir())) <= before + len(crowd) + 512 + 4
+        crowd[0].settimeout(10)
+        assert crowd[0].recv(1) == b""
+    finally:
+        for stranger in crowd:
+            stranger.close()
+        made.close()

@@ -50,7 +50,7 @@ class Writer:
                 known = list(range(1, self.acknowledged + 1))
                 journal.replace("1", Snapshot(job="1", state={"entries": known}))
             else:
-                last = self.acknowledged + int(step)
+                last = self.acknowledged + int(str(step))
                 self.begun = max(self.begun, last)
                 journal.append("1", [entry(n) for n in range(self.acknowledged + 1, last + 1)])
                 self.acknowledged = last
@@ -169,7 +169,7 @@ def syncs(tmp_path: pathlib.Path, name: str) -> Iterator[int]:
     class Listed(FaultyDisk):
         def sync(self, fd: int) -> None:
             super().sync(fd)
-            if os.readlink(f"/proc/self/fd/{fd}").endswith(name):
+            if pathlib.Path(f"/proc/self/fd/{fd}").readlink().name.endswith(name):
                 found.append(self.calls)
 
     found: list[int] = []
