@@ -8,11 +8,12 @@ over, so a peer that connects anew has another one.
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import re
 import socket
 from collections.abc import Container, Mapping
-from typing import cast
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -29,11 +30,21 @@ _ZAP_DOMAIN = b"tmover"
 _MAX_INCOMING = 16 * 1024 * 1024
 _MAX_QUEUED = 100_000
 """Messages to or from one peer. A peer that does not read loses its lease long before that."""
+_AT_ONCE = 256
+"""Messages that are taken in before those that are there are acted on."""
 _LINGER_MS = 500
 _PING_MS, _DEAD_MS = 1000, 5000
 _ADDRESS = re.compile(r"tcp://(?:[^\s:/\[\]\ud800-\udfff]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]{1,5})")
 _MAX_PORT = 65535
 _SUCH_AS = "such as tcp://127.0.0.1:5599"
+
+
+class Heard(NamedTuple):
+    """A message, the route back to who sent it, and whose key it was sent with."""
+
+    route: bytes
+    message: wire.ToController
+    user: str
 
 
 class Gate:
@@ -60,7 +71,7 @@ class Gate:
         self._zap = AsyncioAuthenticator(self._context)
         self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users))
         self._zap.start()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = zmq.Context.shadow(self._context.underlying).socket(zmq.ROUTER)
         self._socket.router_mandatory = 1
         self._socket.curve_server = 1
         self._socket.curve_publickey, self._socket.curve_secretkey = server
@@ -79,6 +90,11 @@ class Gate:
             else:
                 msg += f"; choose an address of this machine with --bind, {_SUCH_AS}"
             raise ConfigError(msg) from error
+        self._inbox: collections.deque[Heard] = collections.deque()
+        self._stirred = asyncio.Event()
+        """Set whenever there may be something to read: the descriptor tells of changes only."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor(), self._stirred.set)
         self.bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """What was bound, with the port that was found."""
 
@@ -87,36 +103,61 @@ class Gate:
         """Where others connect to: `bound`, with this machine's name for a wildcard."""
         return reachable(self.bound)
 
-    async def receive(self) -> tuple[bytes, wire.ToController, str]:
+    async def receive(self) -> Heard:
         """Return the next message that can be read, the route back to who sent it, and its user.
 
         The user is "" if it is sent with the controller's own client key.
         """
-        while True:
-            parts = await self._socket.recv_multipart(copy=False)
-            route, *frames = (part.bytes for part in parts)
-            key = str(parts[-1].get("User-Id")).encode()
-            try:
-                return route, wire.decode_event(frames), self._users[key]
-            except ProtocolError as error:
-                logger.warning("refused a message: %s", error)
-                self.send(route, wire.RefusedReply(text=str(error)))
+        while not self._inbox:
+            await asyncio.sleep(0)  # what the last ones have led to comes before the next ones
+            self._stirred.clear()
+            self._read()
+            if not self._inbox:
+                await self._stirred.wait()
+        return self._inbox.popleft()
 
     def send(self, route: bytes, message: wire.FromController) -> bool:
         """Send at once. Returns False if nobody is at the other end of `route` any more."""
-        frames = [route, *wire.encode(message)]
-        sent = self._socket.send_multipart(frames, zmq.DONTWAIT)
-        # done by now: asked not to wait, it never does
-        error = cast("asyncio.Future[None]", sent).exception()
-        if error is None:
-            return True
-        if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+        self._stirred.set()  # sending takes note of what has come, and the descriptor says no more
+        try:
+            self._socket.send_multipart([route, *wire.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
             logger.debug("could not send %s: %s", type(message).__name__, error)
             return False
-        raise error
+        return True
+
+    def _read(self) -> None:
+        """Take in what has come, up to some messages."""
+        for _ in range(_AT_ONCE):
+            try:
+                parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            heard = self._heard(parts)
+            if heard is not None:
+                self._inbox.append(heard)
+        self._stirred.set()
+
+    def _heard(self, parts: list[zmq.Frame]) -> Heard | None:
+        """Return the message, or None after it was refused."""
+        route, *frames = (part.bytes for part in parts)
+        key = str(parts[-1].get("User-Id")).encode()
+        try:
+            return Heard(route, wire.decode_event(frames), self._users[key])
+        except ProtocolError as error:
+            logger.warning("refused a message: %s", error)
+            self.send(route, wire.RefusedReply(text=str(error)))
+            return None
+
+    def _descriptor(self) -> int:
+        return int(self._socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
         """Close the socket, sending what is queued if that does not take long."""
+        if hasattr(self, "bound"):
+            self._loop.remove_reader(self._descriptor())
         self._socket.close()
         self._zap.stop()
         self._context.term()

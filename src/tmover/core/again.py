@@ -107,7 +107,7 @@ def _aborts(job: Job, agent: str) -> list[AnyOrder]:
 
 def _standing_orders(job: Job, agent: str) -> list[AnyOrder]:
     """Return what this phase asks of the agent."""
-    if agent not in standby.placed(job):
+    if not standby.has_place(job, agent):
         return []
     orders: list[AnyOrder] = []
     name, plan = job.name, job.plan or _NOWHERE

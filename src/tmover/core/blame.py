@@ -34,10 +34,11 @@ def unexplained(
     accusations: Collection[Accusation], living: Collection[str]
 ) -> tuple[Accusation, ...]:
     """Return the accusations whose both ends live as far as is known: no loss explains them."""
+    alive = set(living)
     return tuple(
         accusation
         for accusation in accusations
-        if {agent_of(accusation.accuser), agent_of(accusation.accused)} <= set(living)
+        if agent_of(accusation.accuser) in alive and agent_of(accusation.accused) in alive
     )
 
 
@@ -46,13 +47,18 @@ def outvoted(accusations: Collection[Accusation], living: Sequence[str]) -> Mapp
 
     It takes two others at least: of two that accuse each other nobody can say who is cut off.
     """
-    lost: dict[str, str] = {}
-    for accused in living:
-        others = {agent for agent in living if agent != accused}
-        accusers = {agent_of(a.accuser) for a in accusations if agent_of(a.accused) == accused}
-        if len(others) >= 2 and others <= accusers:
-            lost[accused] = f"links of all {len(others)} others to it broke"
-    return lost
+    accusers: dict[str, set[str]] = {}
+    for accusation in accusations:
+        accused = agent_of(accusation.accused)
+        accusers.setdefault(accused, set()).add(agent_of(accusation.accuser))
+    others = len(living) - 1
+    return {
+        accused: f"links of all {others} others to it broke"
+        for accused in living
+        if accused in accusers
+        and others >= 2
+        and len(accusers[accused].intersection(living) - {accused}) == others
+    }
 
 
 def silent(

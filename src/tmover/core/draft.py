@@ -52,6 +52,8 @@ class Draft:
     def put(self, agent: Agent, **changes: Any) -> None:
         """Add the agent, or change what is known of it."""
         changed = dataclasses.replace(agent, **changes)
+        if self.job.agents.get(changed.name) == changed:
+            return
         self.set(agents={**self.job.agents, changed.name: changed})
 
     def do(self, *actions: Action) -> None:

@@ -168,7 +168,7 @@ def _may_have_its_workers_back(job: Job, name: str) -> bool:
 def hear_no_more(draft: Draft, loss: Loss) -> None:
     """Say who is lost now that the time for accusations and answers is over."""
     job, alive = draft.job, living(draft.job, loss)
-    heard = loss.answered | {name for name in alive if not _owing(job, loss, name)}
+    heard = loss.answered | (set(alive) - _owing(job, loss, alive))
     lost: Mapping[str, str] = {
         **blame.outvoted(loss.accusations, alive),
         **blame.silent(loss.accusations, alive, heard),
@@ -181,12 +181,14 @@ def hear_no_more(draft: Draft, loss: Loss) -> None:
 
 def has_all_reports(job: Job, loss: Loss) -> bool:
     """Return whether every survivor has reported on every revoked epoch that concerns it."""
-    return not any(_owing(job, loss, name) for name in living(job, loss))
+    return not _owing(job, loss, living(job, loss))
 
 
 def give_up_silent(draft: Draft, loss: Loss) -> None:
     """Give up the agents that have not reported in time: nothing is known of their workers."""
-    for name in [name for name in living(draft.job, loss) if _owing(draft.job, loss, name)]:
+    alive = living(draft.job, loss)
+    owing = _owing(draft.job, loss, alive)
+    for name in [name for name in alive if name in owing]:
         draft.lose(name, "its workers did not report in time")
     _ask_survivors(draft, loss)
 
@@ -216,7 +218,7 @@ def revoked(job: Job) -> Revoked | None:
 def has_part(job: Job, worker: str, epoch: int) -> bool:
     """Return whether a live worker speaks of an epoch that it has a part in."""
     agent = job.agent_of(worker)
-    return agent is not None and agent.exit is None and worker in _workers(job, epoch)
+    return agent is not None and agent.exit is None and agent.name in _agents(job, epoch)
 
 
 def concerned(job: Job, loss: Loss, epoch: int) -> Iterable[str]:
@@ -236,23 +238,31 @@ def _parties(job: Job, loss: Loss) -> list[str]:
     return list(dict.fromkeys([*filter(None, job.slots), *joiners, *job.unreleased.values()]))
 
 
-def _owing(job: Job, loss: Loss, name: str) -> bool:
-    """Return whether a worker of the agent has yet to report."""
-    return any(
-        (worker, epoch) not in job.reports
-        for epoch in loss.epochs
-        if name in concerned(job, loss, epoch)
-        for worker in job.workers([name])
-    )
+def _owing(job: Job, loss: Loss, names: Iterable[str]) -> set[str]:
+    """Return those of `names` of which a worker has yet to report."""
+    found: set[str] = set()
+    for epoch in loss.epochs:
+        asked = set(concerned(job, loss, epoch))
+        found |= {
+            name
+            for name in names
+            if name in asked
+            and any((worker, epoch) not in job.reports for worker in job.workers([name]))
+        }
+    return found
 
 
 def _workers(job: Job, epoch: int) -> set[str]:
     """Return the workers that have a part in `epoch`, if it can still be revoked."""
+    return set(job.workers(_agents(job, epoch)))
+
+
+def _agents(job: Job, epoch: int) -> tuple[str, ...]:
+    """Return the agents that have a part in `epoch`, if it can still be revoked."""
     move = move_of(job)
-    agents = [*job.slots, *job.unreleased.values()]
     if move is not None and epoch == move.epoch:
-        return set(job.workers([*agents, *move.joiners]))
-    return set(job.workers(agents)) if epoch == job.in_force else set()
+        return (*job.slots, *job.unreleased.values(), *move.joiners)
+    return (*job.slots, *job.unreleased.values()) if epoch == job.in_force else ()
 
 
 def _count_attempt(draft: Draft, node: str) -> None:

@@ -8,7 +8,7 @@ from tmover.core import copies, replicas
 from tmover.core import epoch as epochs
 from tmover.core.events import Reported
 from tmover.core.phase import Loss
-from tmover.core.roster import Job, worker_of
+from tmover.core.roster import Job
 
 
 def step_of(job: Job, loss: Loss) -> int | None:
@@ -40,11 +40,11 @@ def copied(job: Job, step: int) -> dict[str, str]:
 
 def sources(job: Job, step: int) -> dict[str, str]:
     """Return who sends its state, by receiving worker: the keeper of its records."""
+    keeper, known = _keepers(job), _standings(job)
     return {
-        worker_of(agent, local): _keeper(job, slot, local)
-        for slot, agent in enumerate(job.slots)
-        for local in range(job.nproc)
-        if not _reaches(job, worker_of(agent, local), step)
+        worker: keeper[rank]
+        for rank, worker in enumerate(job.workers(job.slots))
+        if not _reaches(known, worker, step)
     }
 
 
@@ -52,7 +52,8 @@ def helpers(job: Job, given: Mapping[str, str], step: int) -> dict[str, tuple[st
     """Return who else holds at `step` what a receiver is to have, by receiving worker."""
     seated = job.workers(job.slots)
     known = () if job.copies else job.keepers
-    fit = [worker for worker in seated if _keeps(job, worker, step)]
+    standings = _standings(job)
+    fit = [worker for worker in seated if _keeps(standings, worker, step)]
     return replicas.helpers(given, seated, known, fit=fit)
 
 
@@ -61,12 +62,11 @@ def forgotten(job: Job, step: int) -> tuple[int, ...]:
 
     A joiner that has not passed its first barrier holds its own records and not yet its ward's.
     """
+    keeper, known = _keepers(job), _standings(job)
     return tuple(
-        slot
-        for slot, agent in enumerate(job.slots)
-        for local in range(job.nproc)
-        if not _reaches(job, worker_of(agent, local), step)
-        and not _keeps(job, _keeper(job, slot, local), step)
+        rank // job.nproc
+        for rank, worker in enumerate(job.workers(job.slots))
+        if not _reaches(known, worker, step) and not _keeps(known, keeper[rank], step)
     )
 
 
@@ -77,13 +77,13 @@ def writers(job: Job, step: int) -> dict[str, tuple[int, ...]]:
     """
     found: dict[str, tuple[int, ...]] = {}
     absent: list[tuple[int, str]] = []
-    known = _copying(job)
+    known, standings, keeper = _copying(job), _standings(job), _keepers(job)
     for rank, worker in enumerate(job.workers(job.slots)):
         own = known.get(worker)
         if job.copies and (own is None or step not in own.own):
             absent.append((rank, _keeper_of_copy(known, rank, step)))
-        elif not job.copies and not _reaches(job, worker, step):
-            absent.append((rank, _keeper(job, *divmod(rank, job.nproc))))
+        elif not job.copies and not _reaches(standings, worker, step):
+            absent.append((rank, keeper[rank]))
         else:
             found[worker] = (rank,)
     for rank, keeper in absent:
@@ -102,18 +102,24 @@ def _copying(job: Job) -> dict[str, Reported]:
     return {report.worker: report for report in reports}
 
 
-def _keeper(job: Job, slot: int, local: int) -> str:
-    """Return the worker that keeps the records of a rank, and holds what it holds."""
+def _keepers(job: Job) -> list[str]:
+    """Return the worker that keeps the records of each rank, and holds what it holds."""
     keepers = job.keepers or replicas.neighbours(job.nnodes, job.nproc)
-    there, local = divmod(keepers[slot * job.nproc + local], job.nproc)
-    return worker_of(job.slots[there], local)
+    workers = job.workers(job.slots)
+    return [workers[keeper] for keeper in keepers]
 
 
-def _keeps(job: Job, worker: str, step: int) -> bool:
+def _standings(job: Job) -> dict[str, Reported]:
+    """Return where each worker with a rank stands, as far as it has reported."""
+    return {report.worker: report for report in job.standings(job.workers(job.slots))}
+
+
+def _keeps(known: Mapping[str, Reported], worker: str, step: int) -> bool:
     """Return whether a worker holds its ward's records as of `step`."""
-    return _reaches(job, worker, step) and all(r.epoch > 0 for r in job.standings([worker]))
+    return _reaches(known, worker, step) and known[worker].epoch > 0
 
 
-def _reaches(job: Job, worker: str, step: int) -> bool:
+def _reaches(known: Mapping[str, Reported], worker: str, step: int) -> bool:
     """Return whether a worker stands at `step`, or can apply it from the gradients it holds."""
-    return any(step in (report.step, report.doubt) for report in job.standings([worker]))
+    said = known.get(worker)
+    return said is not None and step in (said.step, said.doubt)

@@ -95,7 +95,8 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
         waiting.stored(draft, event)
     else:
         _hear_worker(draft, event)
-    _follow(draft)
+    if draft.job is not job:  # from what was known already, all has been drawn that follows
+        follow(draft)
     timeline.keep(draft, job, event)
     return draft.job, draft.actions
 
@@ -242,7 +243,7 @@ def _report_due(phase: Accusing | Reporting) -> tuple[Wait, int]:
 # --- what follows from them -----------------------------------------------------------------------
 
 
-def _follow(draft: Draft) -> None:
+def follow(draft: Draft) -> None:
     """Draw decisions from the state until none is left to draw."""
     before = None
     while draft.job is not before and not isinstance(draft.job.phase, New | Ended):

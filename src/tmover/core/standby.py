@@ -48,6 +48,16 @@ def placed(job: Job) -> set[str]:
     return {*job.slots, *job.unreleased.values(), *(move.slots if move else ())} - {""}
 
 
+def has_place(job: Job, agent: str) -> bool:
+    """Return whether an agent is among the placed."""
+    move = move_of(job)
+    return (
+        agent in job.slots
+        or agent in job.unreleased.values()
+        or (move is not None and agent in move.slots)
+    )
+
+
 def spare(job: Job) -> list[Agent]:
     """Return the standbys, warm or on their way, in the order they came."""
     taken = placed(job)

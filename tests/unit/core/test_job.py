@@ -804,11 +804,8 @@ def test_a_standby_on_its_way_is_waited_for_and_no_other_is_asked_for() -> None:
 
 def test_several_nodes_leave_in_one_move() -> None:
     story = Story(standbys=2).training()
-    story.job = dataclasses.replace(story.job, finished=frozenset({9}))
-    story.tell(requested("n0"), requested("n2"))
-    story.job = dataclasses.replace(story.job, finished=frozenset())
 
-    story.tell(looping("a0/0"))
+    story.tell(msgspec.structs.replace(requested("n0"), more=("n2",)))
 
     assert isinstance(story.job.phase, Preparing)
     assert story.job.phase.move.slots == ("s0", "a1", "s1")
@@ -1142,9 +1139,7 @@ def test_a_leaver_taken_back_is_a_member_again_and_is_moved_again() -> None:
 
 def test_a_leaver_whose_joiner_has_passed_is_released_after_another_is_taken_back() -> None:
     story = Story(standbys=2).training()
-    story.job = dataclasses.replace(story.job, finished=frozenset({9}))
-    story.tell(requested("n0"), requested("n1"))
-    story.job = dataclasses.replace(story.job, finished=frozenset())
+    story.tell(msgspec.structs.replace(requested("n0"), more=("n1",)))
     story.tell(*[prepared(f"{agent}/0", 2) for agent in ("a0", "a1", "a2", "s0", "s1")])
     story.tell(*[prepared("a0/0", 2)], entered("a2/0", 2, 5), exited("s0"))
     story.tell(*[reported(f"{agent}/0", 5, of=2, epoch=1) for agent in ("a0", "a1", "a2")])

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from support.jobs import Story, joined
 from tmover.core import snapshot, standby
+from tmover.core.draft import Draft
 from tmover.core.events import (
     Answered,
     AnyEvent,
@@ -43,7 +44,7 @@ from tmover.core.events import (
     Wait,
     Warm,
 )
-from tmover.core.job import Job, decide, resume, wake
+from tmover.core.job import Job, decide, follow, resume, wake
 from tmover.core.orders import (
     Abort,
     Action,
@@ -117,6 +118,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.look_back(before, event, actions)
         for action in actions:
             self.look_at(action)
+
+    @invariant()
+    def nothing_is_left_to_draw(self) -> None:
+        """An event that says nothing new needs no look at all that is known."""
+        draft = Draft(self.job, 0.0)
+        follow(draft)
+        assert draft.job is self.job
+        assert draft.actions == []
 
     def look_back(self, before: Job, event: AnyEvent, actions: list[Action]) -> None:
         if isinstance(before.phase, Ended):
