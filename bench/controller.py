@@ -125,17 +125,18 @@ class Bench:
 
     def form(self, agents: int, jobs: int) -> None:
         """Bring the jobs to training, with all their standbys warm."""
-        for number, size in enumerate(chunks(agents, jobs)):
-            spare = max(1, size // SPARE)
-            request = wire.SubmitRequest(nnodes=size - spare, nproc=1, owner="bench")
-            answer = ask(self.state, request)
+        sizes = list(chunks(agents, jobs))
+        for number, size in enumerate(sizes):
+            nodes = size - max(1, size // SPARE)
+            answer = ask(self.state, wire.SubmitRequest(nnodes=nodes, nproc=1, owner="bench"))
             assert isinstance(answer, wire.Accepted)
             self.jobs.append(answer.job)
-            lead = self._leads[number % len(self._leads)]
-            self._where[answer.job] = lead
-            lead.send(("join", answer.job, size - spare, spare))
-            assert lead.recv() == "joined"
-        spares = sum(max(1, size // SPARE) for size in chunks(agents, jobs))
+            self._where[answer.job] = self._leads[number % len(self._leads)]
+        for job, size in zip(self.jobs, sizes, strict=True):
+            spare = max(1, size // SPARE)
+            self._where[job].send(("join", job, size - spare, spare))
+            assert self._where[job].recv() == "joined"
+        spares = sum(max(1, size // SPARE) for size in sizes)
         self._until(
             lambda: (counts := self.counts()).training == agents - spares and counts.warm >= spares,
             "all to train",

@@ -11,12 +11,14 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from tmover import wire
-from tmover.controller.gate import Gate
-from tmover.controller.journal import Entry, Journal, Settled
+from tmover.controller.gate import Gate, Heard
+from tmover.controller.journal import Entry, Journal, Settled, Snapshot
 from tmover.core.orders import Order
 from tmover.scheduler.slurm.run import Command, Completed, Run
 
 _CHANGES = {"sbatch", "scancel"}
+_LINES = 8
+"""So many lines make a journal long enough for a snapshot."""
 _ENVELOPES = (wire.Heard, wire.WhoAreYou)
 """What is said for no reason that is in the journal."""
 
@@ -60,7 +62,7 @@ class MortalJournal(Journal):
     """A journal whose writer can die in the middle of a line, and after each."""
 
     def __init__(self, directory: pathlib.Path, life: Life) -> None:
-        super().__init__(directory)
+        super().__init__(directory, lines=_LINES, size=0)
         self._life = life
         self._place = directory
 
@@ -76,6 +78,11 @@ class MortalJournal(Journal):
             super().append(job, [entry])
             self._life.point(f"after the line {kind}")
 
+    def replace(self, job: str, snapshot: Snapshot) -> None:
+        self._life.point("before a snapshot")
+        super().replace(job, snapshot)
+        self._life.point("after a snapshot")
+
 
 class MortalGate(Gate):
     """A gate without a socket, whose holder can die before and after each message."""
@@ -83,9 +90,10 @@ class MortalGate(Gate):
     def __init__(self, life: Life, deliver: Callable[[bytes, wire.FromController], None]) -> None:
         self._life = life
         self._deliver = deliver
-        self.inbox: asyncio.Queue[tuple[bytes, wire.ToController, str]] = asyncio.Queue()
+        self.inbox: asyncio.Queue[Heard] = asyncio.Queue()
+        self.is_behind = False
 
-    async def receive(self) -> tuple[bytes, wire.ToController, str]:
+    async def receive(self) -> Heard:
         return await self.inbox.get()
 
     def send(self, route: bytes, message: wire.FromController) -> bool:

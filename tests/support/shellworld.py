@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import heapq
-import logging
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -27,6 +26,7 @@ from support.world import SimAgent, World
 from tmover import wire
 from tmover.config import Config, DeadlineConfig
 from tmover.controller.desk import Desk, Ledger
+from tmover.controller.gate import Heard
 from tmover.controller.presence import speaker
 from tmover.controller.shell import Controller
 from tmover.core.events import AnyEvent, FromAgent, Joined
@@ -55,8 +55,6 @@ _PERSON = "person"
 
 Story = Callable[["ShellWorld"], Iterator[Callable[[], bool]]]
 """Does something, and yields what must be so before it goes on."""
-
-logging.getLogger("tmover").setLevel(logging.CRITICAL)
 
 
 class ShellWorld(World):
@@ -124,6 +122,7 @@ class ShellWorld(World):
         self.gate = MortalGate(self.life, self.told)
         self.journal_file = MortalJournal(self.directory / "journal", self.life)
         self.desk = Desk(self.journal_file)
+        self.see_job()
         config = Config(deadlines=DeadlineConfig(prepare_s=PREPARE_S))
         client = SlurmClient(mortal(self.slurm, self.life), clock=self.loop.time)
         self.controller = Controller(
@@ -172,9 +171,11 @@ class ShellWorld(World):
             self.fall()
             return
         assert not self.running.done(), self.running
-        ledger = self.ledger
-        if ledger is not None:
-            self.job = ledger.job
+        self.see_job()
+
+    def see_job(self) -> None:
+        if self.ledger is not None:
+            self.job = self.ledger.job
 
     @property
     def ledger(self) -> Ledger | None:
@@ -187,7 +188,7 @@ class ShellWorld(World):
 
     def hand_in(self, route: str, message: wire.ToController) -> None:
         if self.controller is not None:
-            self.gate.inbox.put_nowait((route.encode(), message, ""))
+            self.gate.inbox.put_nowait(Heard(route.encode(), message, ""))
 
     def route(self, who: str) -> str:
         return f"{who}#{self.incarnation}"

@@ -32,6 +32,9 @@ _MAX_QUEUED = 100_000
 """Messages to or from one peer. A peer that does not read loses its lease long before that."""
 _AT_ONCE = 256
 """Messages that are taken in before those that are there are acted on."""
+_BACKLOG = 4096
+"""Connections that wait to be let in, after a restart nearly all at once; the kernel may cut it to
+its `net.core.somaxconn`. Those for whom there is no room try again after seconds."""
 _LINGER_MS = 500
 _PING_MS, _DEAD_MS = 1000, 5000
 _ADDRESS = re.compile(r"tcp://(?:[^\s:/\[\]\ud800-\udfff]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]{1,5})")
@@ -71,7 +74,8 @@ class Gate:
         self._zap = AsyncioAuthenticator(self._context)
         self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users))
         self._zap.start()
-        self._socket = zmq.Context.shadow(self._context.underlying).socket(zmq.ROUTER)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
+        self._socket = plain.socket(zmq.ROUTER)
         self._socket.router_mandatory = 1
         self._socket.curve_server = 1
         self._socket.curve_publickey, self._socket.curve_secretkey = server
@@ -79,6 +83,7 @@ class Gate:
         self._socket.maxmsgsize = _MAX_INCOMING
         self._socket.sndhwm = self._socket.rcvhwm = _MAX_QUEUED
         self._socket.linger = _LINGER_MS
+        self._socket.backlog = _BACKLOG
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = _PING_MS, _DEAD_MS
         try:
             self._socket.bind(bind)
@@ -91,6 +96,8 @@ class Gate:
                 msg += f"; choose an address of this machine with --bind, {_SUCH_AS}"
             raise ConfigError(msg) from error
         self._inbox: collections.deque[Heard] = collections.deque()
+        self.is_behind = False
+        """Whether more may have come than was read: silence is no news then."""
         self._stirred = asyncio.Event()
         """Set whenever there may be something to read: the descriptor tells of changes only."""
         self._loop = asyncio.get_running_loop()
@@ -130,6 +137,7 @@ class Gate:
 
     def _read(self) -> None:
         """Take in what has come, up to some messages."""
+        self.is_behind = False
         for _ in range(_AT_ONCE):
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -138,6 +146,7 @@ class Gate:
             heard = self._heard(parts)
             if heard is not None:
                 self._inbox.append(heard)
+        self.is_behind = True
         self._stirred.set()
 
     def _heard(self, parts: list[zmq.Frame]) -> Heard | None:

@@ -90,7 +90,8 @@ class Lending:
         ledger, jobs = self._desk.ledgers[name], self._desk.jobs()
         coming = pool.underway(pool.partners(jobs, ledger.job), ledger.job, time.time())
         unsettled = sum(isinstance(effect, OrderNode) for effect in ledger.effects)
-        return coming[-1] if len(coming) > ledger.job.ordered.nodes - unsettled else ""
+        settled = max(0, ledger.job.ordered.nodes - unsettled)  # losses may have come since
+        return coming[-1] if len(coming) > settled else ""
 
     def _lend_to(self, name: str) -> pool.Loan | None:
         if name not in self._programs:

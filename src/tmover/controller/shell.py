@@ -32,6 +32,7 @@ from tmover.controller.rights import Rights
 from tmover.controller.status import Views
 from tmover.controller.suspects import Suspects
 from tmover.controller.timers import Timers
+from tmover.controller.vigil import Vigil
 from tmover.controller.watch import AllocationWatch, Watch
 from tmover.controller.work import Item, Said, Work
 from tmover.core.events import (
@@ -67,6 +68,8 @@ from tmover.scheduler.interface import Allocations, Scheduler
 logger = logging.getLogger(__name__)
 
 _WRITE_AGAIN_S = 1.0
+_RETURN_S = 0.001
+"""So much longer per agent than a lease all have to come back to a controller that starts again."""
 
 
 class Controller:
@@ -122,6 +125,15 @@ class Controller:
             is_there=lambda who: self._presence.seen(who) is not None,
         )
         self._views.troubles = self._errands.troubles
+        self._vigil = Vigil(
+            config.controller.lease_s,
+            desk=desk,
+            presence=self._presence,
+            suspects=self._suspects,
+            lending=self._lending,
+            is_behind=lambda: gate.is_behind,
+            post=self.post,
+        )
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._timers = Timers(config.deadlines, self.post)
         self._last_at = 0.0
@@ -133,7 +145,7 @@ class Controller:
     async def run(self) -> None:
         """Go on where the journal ends; work until cancelled, or until something cannot go on."""
         self._take_up()
-        parts = [self._handle(), self._receive(), self._expire(), self._watch.run()]
+        parts = [self._handle(), self._receive(), self._vigil.run(), self._watch.run()]
         if self._allocated is not None:
             parts.append(self._allocated.run())
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -151,7 +163,8 @@ class Controller:
 
     def _take_up(self) -> None:
         """Begin anew what the controller before this one had under way."""
-        now = asyncio.get_running_loop().time()
+        agents = sum(len(job.agents) for job in self._desk.jobs())
+        now = asyncio.get_running_loop().time() + _RETURN_S * agents
         for name, ledger in self._desk.ledgers.items():
             self._errands.pursue(ledger)
             for effect in ledger.effects:
@@ -192,26 +205,6 @@ class Controller:
             self._gate.send(said.route, wire.RefusedReply(text=refusal))
         else:
             self.post(said)
-
-    async def _expire(self) -> None:
-        """Miss agents whose lease is over, unless it was this process that did not run."""
-        lease_s = self._config.controller.lease_s
-        while True:
-            before = asyncio.get_running_loop().time()
-            await asyncio.sleep(lease_s / 10)
-            now = asyncio.get_running_loop().time()
-            if now - before > lease_s / 3:
-                logger.warning("stood still for %.1f s, all leases begin anew", now - before)
-                self._presence.extend(now)
-            for who in self._presence.expire(now):
-                logger.warning(
-                    "agent %s was not heard of for lease_s (%s s)", who.agent, lease_s,
-                    extra={"job_id": who.job},
-                )  # fmt: skip
-                self.post(LeaseExpired(job=who.job, agent=who.agent))
-            for found in self._suspects.look(self._desk.jobs(), now):
-                self.post(found)
-            self._lending.look()
 
     # --- one turn ---------------------------------------------------------------------------------
 

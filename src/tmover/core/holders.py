@@ -77,13 +77,13 @@ def writers(job: Job, step: int) -> dict[str, tuple[int, ...]]:
     """
     found: dict[str, tuple[int, ...]] = {}
     absent: list[tuple[int, str]] = []
-    known, standings, keeper = _copying(job), _standings(job), _keepers(job)
+    known, standings, keepers = _copying(job), _standings(job), _keepers(job)
     for rank, worker in enumerate(job.workers(job.slots)):
         own = known.get(worker)
         if job.copies and (own is None or step not in own.own):
             absent.append((rank, _keeper_of_copy(known, rank, step)))
         elif not job.copies and not _reaches(standings, worker, step):
-            absent.append((rank, keeper[rank]))
+            absent.append((rank, keepers[rank]))
         else:
             found[worker] = (rank,)
     for rank, keeper in absent:

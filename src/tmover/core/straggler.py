@@ -146,19 +146,54 @@ def _findings(loads: Sequence[Load], past: Mapping[tuple[str, int], Past]) -> di
     """Return the worst of each agent's ranks, and of those that are equally bad the slowest."""
     worst: dict[str, Finding] = {}
     growth = _growth(loads, past)
-    for load in loads:
-        finding = _beside_peers(load, loads) or _beside_past(load, growth)
-        worst[load.agent] = max(worst.get(load.agent, finding), finding)
+    for peers in _by_role(loads):
+        for load in peers.loads:
+            finding = peers.beside(load) or _beside_past(load, growth)
+            worst[load.agent] = max(worst.get(load.agent, finding), finding)
     return worst
 
 
-def _beside_peers(load: Load, loads: Iterable[Load]) -> Finding | None:
-    """Compare a rank with the others of its role, on other nodes."""
-    peers = [other for other in loads if other.role == load.role and other.agent != load.agent]
-    if len({peer.agent for peer in peers}) < FEW - 1:
-        return None
-    usual_s = statistics.median(peer.own_s for peer in peers)
-    return Finding(load.own_s / usual_s, load.own_s, usual_s, Against.PEERS)
+class _Peers:
+    """The ranks of one role, sorted once: a job may have thousands."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self.loads = loads
+        ordered = sorted((load.own_s, load.agent) for load in loads)
+        self._sorted = [own_s for own_s, _ in ordered]
+        self._places: dict[str, list[int]] = {}
+        """Where an agent's own ranks stand among them, in order."""
+        for place, (_, agent) in enumerate(ordered):
+            self._places.setdefault(agent, []).append(place)
+
+    def beside(self, load: Load) -> Finding | None:
+        """Compare a rank with the others, on other nodes; None if they are too few."""
+        if len(self._places) < FEW:
+            return None
+        usual_s = self._median_without(self._places[load.agent])
+        return Finding(load.own_s / usual_s, load.own_s, usual_s, Against.PEERS)
+
+    def _median_without(self, places: Sequence[int]) -> float:
+        last = len(self._sorted) - len(places) - 1
+        middle = (last // 2, (last + 1) // 2)
+        return sum(self._sorted[_shifted(index, places)] for index in middle) / 2
+
+
+def _shifted(index: int, without: Sequence[int]) -> int:
+    """Return where what comes at `index` stands, if what is `without` counts as well.
+
+    >>> [_shifted(index, [0, 3]) for index in range(3)]
+    [1, 2, 4]
+    """
+    for place in without:
+        index += place <= index
+    return index
+
+
+def _by_role(loads: Iterable[Load]) -> list[_Peers]:
+    found: dict[str, list[Load]] = {}
+    for load in loads:
+        found.setdefault(load.role, []).append(load)
+    return [_Peers(some) for some in found.values()]
 
 
 def _growth(

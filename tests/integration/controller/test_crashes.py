@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -140,6 +141,12 @@ def _memory() -> pathlib.Path | None:
 
 def story_name(story: object) -> str:
     return getattr(story, "__name__", str(story)).replace("_", " ")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Thousands of runs have much to say."""
+    caplog.set_level(logging.CRITICAL, "tmover")
 
 
 @pytest.mark.timeout(600)
