@@ -75,7 +75,8 @@ class Views:
             return wire.RefusedReply(text=str(refusal))
         more = 0 if request.job is not None else len(ledgers) - len(jobs)
         shown = tuple(self._for(user, job) for job in jobs)
-        return wire.StatusReply(jobs=shown, more=more, scheduler=self.scheduler())
+        asked = any(self._ledgers[job].job.allocated for job in jobs)
+        return wire.StatusReply(jobs=shown, more=more, scheduler=self.scheduler() if asked else "")
 
     def _for(self, user: str, job: str) -> wire.JobStatus:
         status = self.of(job)

@@ -115,6 +115,17 @@ def test_a_job_of_slurm_that_is_submitted_twice_is_one(shell: Shell) -> None:
     assert len(keys.read_secret(shell.state, "slurm7")) == keys.SECRET_BYTES
 
 
+def test_how_slurm_answers_is_shown_with_jobs_of_slurm_alone(shell: Shell) -> None:
+    local = wire.SubmitRequest(nnodes=1, nproc=1, owner="ann")
+
+    *_, of_none = shell.hear(local, wire.StatusRequest())
+    *_, of_one = shell.hear(SUBMIT, wire.StatusRequest())
+
+    assert isinstance(of_none, wire.StatusReply)
+    assert isinstance(of_one, wire.StatusReply)
+    assert [of_none.scheduler, of_one.scheduler] == ["", "Slurm is asked nothing"]
+
+
 def test_a_job_that_is_submitted_twice_at_once_is_one(shell: Shell) -> None:
     shell.run([Said(b"r", SUBMIT), Said(b"s", SUBMIT)], until=lambda: len(shell.sent) == 2)
 
@@ -160,7 +171,7 @@ def test_nobody_learns_of_another_user_s_job_by_submitting_it(shell: Shell) -> N
     )  # fmt: skip
 
     assert [type(answer) for answer in answers] == [wire.RefusedReply] * 6 + [wire.StatusReply]
-    assert answers[-1] == wire.StatusReply(jobs=(), scheduler="Slurm is asked nothing")
+    assert answers[-1] == wire.StatusReply(jobs=())
     assert journaled(shell.state, "slurm7") == ["Submitted"]
 
 

@@ -200,6 +200,8 @@ def test_a_job_that_cannot_be_decided_stays_as_it_was_and_harms_no_other(
 
     assert desk.ledgers["1"].job.phase.stage is Stage.ENDED
     assert "job 1 stays as it was after Joined" in caplog.text
+    said = "an error of the controller: Joined is not acted on, see its log"
+    assert [note for note in desk.ledgers["1"].notes if said in note]
 
 
 def test_a_job_whose_journal_cannot_be_written_is_named(
