@@ -41,16 +41,16 @@ class Writer:
 
     def __init__(self) -> None:
         self.acknowledged = self.begun = 0
-        self.todo = list(STEPS)
+        self.todo: list[int | str] = list(STEPS)
 
     def go_on(self, journal: Journal) -> None:
         while self.todo:
             step = self.todo[0]
-            if step == "replace":
+            if isinstance(step, str):
                 known = list(range(1, self.acknowledged + 1))
                 journal.replace("1", Snapshot(job="1", state={"entries": known}))
             else:
-                last = self.acknowledged + int(str(step))
+                last = self.acknowledged + step
                 self.begun = max(self.begun, last)
                 journal.append("1", [entry(n) for n in range(self.acknowledged + 1, last + 1)])
                 self.acknowledged = last
@@ -169,7 +169,7 @@ def syncs(tmp_path: pathlib.Path, name: str) -> Iterator[int]:
     class Listed(FaultyDisk):
         def sync(self, fd: int) -> None:
             super().sync(fd)
-            if pathlib.Path(f"/proc/self/fd/{fd}").readlink().name.endswith(name):
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(name):
                 found.append(self.calls)
 
     found: list[int] = []
