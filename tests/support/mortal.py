@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from tmover import wire
+from tmover.controller.audit import Audit
 from tmover.controller.gate import Gate, Heard
 from tmover.controller.journal import Entry, Journal, Settled, Snapshot
 from tmover.core.orders import Order
@@ -90,6 +91,7 @@ class MortalGate(Gate):
     def __init__(self, life: Life, deliver: Callable[[bytes, wire.FromController], None]) -> None:
         self._life = life
         self._deliver = deliver
+        self.audit = Audit()
         self.inbox: asyncio.Queue[Heard] = asyncio.Queue()
         self.is_behind = False
 

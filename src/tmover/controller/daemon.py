@@ -17,6 +17,7 @@ import msgspec
 
 from tmover.config import Config
 from tmover.controller import keys
+from tmover.controller.audit import Audit
 from tmover.controller.client import ADDRESS_FILE, Address, read_address
 from tmover.controller.desk import Desk
 from tmover.controller.gate import Gate
@@ -62,7 +63,7 @@ async def serve(
         stack.callback(reception.close)
         gate = _open_gate(config.controller.bind, state, server, client, reception.keyring)
         stack.callback(gate.close)
-        reception.open(gate.bound)
+        reception.open(gate.bound, gate.audit)
         boot = secrets.token_hex(8)
         controller = Controller(
             config,
@@ -185,9 +186,10 @@ def _open_gate(
     keyring: Keyring,
 ) -> Gate:
     """Bind. With port 0, to the port of a controller that was killed here, if it is still free."""
+    audit = Audit(state)
     if bind.endswith(":0"):
         with contextlib.suppress(ControllerUnavailable, ConfigError):
             before = read_address(state).address
             if before.rpartition(":")[0] == bind.rpartition(":")[0]:
-                return Gate(before, server=server, client=client, keyring=keyring)
-    return Gate(bind, server=server, client=client, keyring=keyring)
+                return Gate(before, server=server, client=client, keyring=keyring, audit=audit)
+    return Gate(bind, server=server, client=client, keyring=keyring, audit=audit)

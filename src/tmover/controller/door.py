@@ -22,8 +22,9 @@ from zmq.auth import CURVE_ALLOW_ANY
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from tmover import wire
+from tmover.controller.audit import Audit
 from tmover.controller.introduction import payload
-from tmover.controller.keyring import Keyring
+from tmover.controller.keyring import STRANGER, Keyring
 from tmover.controller.keys import Keypair
 from tmover.controller.munge import Munge
 from tmover.errors import ConfigError, MungeError, ProtocolError, Refused
@@ -123,9 +124,10 @@ class Porter:
 class Door:
     """The bound socket. Must be made, used and closed inside the event loop."""
 
-    def __init__(self, bind: str, *, server: Keypair, porter: Porter) -> None:
+    def __init__(self, bind: str, *, server: Keypair, porter: Porter, audit: Audit) -> None:
         """Bind. Raises `ConfigError` if the address cannot be had."""
         self._porter = porter
+        self._audit = audit
         self._allowance = Allowance(_PER_S, _AT_ONCE, time.monotonic())
         self._context = zmq.asyncio.Context()
         self._zap = AsyncioAuthenticator(self._context)
@@ -178,7 +180,8 @@ class Door:
             logger.debug("passed over a message at the door: %s", error)
             return None
         except Refused as refusal:
-            logger.warning("refused an introduction: %s", refusal)
+            if self._audit.refuse(STRANGER, "introduction", None, str(refusal)):
+                logger.warning("refused an introduction: %s", refusal)
             return wire.RefusedReply(text=str(refusal))
         except Exception:  # one stranger's trouble is not the others'
             logger.exception("an introduction failed")

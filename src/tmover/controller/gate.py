@@ -20,7 +20,8 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from tmover import wire
-from tmover.controller.keyring import Keyring
+from tmover.controller.audit import Audit
+from tmover.controller.keyring import STRANGER, Keyring
 from tmover.controller.keys import Keypair
 from tmover.errors import ConfigError, ProtocolError
 
@@ -61,6 +62,7 @@ class Gate:
         client: Keypair,
         users: Mapping[bytes, str] | None = None,
         keyring: Keyring | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Bind. `users` are let in beside `client`, by their public keys; or those of a `keyring`.
 
@@ -70,9 +72,11 @@ class Gate:
         if keyring is None:
             keyring = Keyring({client.public: "", **(users or {})})
         self._users = keyring
+        self.audit = audit or Audit()
+        """Where it is noted who was refused."""
         self._context = zmq.asyncio.Context()
         self._zap = AsyncioAuthenticator(self._context)
-        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users))
+        self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users, self.audit))
         self._zap.start()
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._socket = plain.socket(zmq.ROUTER)
@@ -156,7 +160,8 @@ class Gate:
         try:
             return Heard(route, wire.decode_event(frames), self._users[key])
         except ProtocolError as error:
-            logger.warning("refused a message: %s", error)
+            if self.audit.refuse(self._users[key], "message", None, str(error)):
+                logger.warning("refused a message: %s", error)
             self.send(route, wire.RefusedReply(text=str(error)))
             return None
 
@@ -192,12 +197,15 @@ def reachable(bound: str) -> str:
 class _OnlyKeys:
     """Lets in who holds one of some keys."""
 
-    def __init__(self, public: Container[bytes]) -> None:
+    def __init__(self, public: Container[bytes], audit: Audit) -> None:
         self._public = public
+        self._audit = audit
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return whether `key`, which the peer proved to hold, is one of them."""
         if key in self._public:
             return True
-        logger.warning("refused a connection: the key %s is not ours", key.decode(errors="replace"))
+        reason = f"the key {key.decode(errors='replace')} is not ours"
+        if self._audit.refuse(STRANGER, "connection", None, reason):
+            logger.warning("refused a connection: %s", reason)
         return False

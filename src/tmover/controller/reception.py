@@ -11,6 +11,7 @@ import msgspec
 
 from tmover.config import ControllerConfig
 from tmover.controller import keys, munge
+from tmover.controller.audit import Audit
 from tmover.controller.client import ADDRESS_FILE, Address
 from tmover.controller.door import Door, Porter
 from tmover.controller.gate import reachable
@@ -43,7 +44,7 @@ class Reception:
         self.door: Door | None = None
         self._announced = b""
 
-    def open(self, gate: str) -> None:
+    def open(self, gate: str, audit: Audit) -> None:
         """Open the door beside the gate that is bound to an address, if there is to be one."""
         if not self.by_munge:
             return
@@ -55,7 +56,7 @@ class Reception:
             keyring=self.keyring,
         )
         bind = self._table.door or _after(gate, self._table.bind)
-        self.door = Door(bind, server=self._server, porter=porter)
+        self.door = Door(bind, server=self._server, porter=porter, audit=audit)
 
     def announce(self, address: Address) -> None:
         """Tell users where the controller is, each way that it may be known to them."""

@@ -201,7 +201,7 @@ class Controller:
 
     def _vouched(self, said: Said, refusal: str) -> None:
         if refusal:
-            logger.warning("refused %s: %s", type(said.message).__name__, refusal)
+            self._note_refusal(said, refusal)
             self._gate.send(said.route, wire.RefusedReply(text=refusal))
         else:
             self.post(said)
@@ -267,7 +267,7 @@ class Controller:
         """Handle what was said."""
         route, message = said.route, said.message
         if work.refusal:
-            logger.warning("refused %s: %s", type(message).__name__, work.refusal)
+            self._note_refusal(said, work.refusal)
             job = message.job if isinstance(message, Record) else None
             is_unknown = job is not None and work.refusal == requests.unknown(job)
             self._gate.send(route, wire.RefusedReply(text=work.refusal, is_unknown=is_unknown))
@@ -388,6 +388,12 @@ class Controller:
             self._presence.drop_route(who)
 
     # --- small things -----------------------------------------------------------------------------
+
+    def _note_refusal(self, said: Said, reason: str) -> None:
+        what = type(said.message).__name__
+        job = None if isinstance(said.message, wire.SubmitRequest) else said.message.job
+        if self._gate.audit.refuse(said.user, what, job, reason):
+            logger.warning("refused %s: %s", what, reason)
 
     def _stamp(self, item: Union[AnyEvent, Settled]) -> Entry:
         """Return the entry with the time. The clock may be set back; the journal's never is."""

@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import os
 import pathlib
+import pwd
 import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -14,10 +16,11 @@ import zmq
 
 from support.scripted import PATIENCE_S, QUICK, Controller, wait_for
 from tmover import wire
+from tmover.controller import audit, keys
 from tmover.controller.client import Channel, ask
 from tmover.core.authority import Act, Role, may
 from tmover.core.events import Finished, Joined, Left
-from tmover.errors import Refused
+from tmover.errors import ConfigError, Refused
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can serve other users")
 
@@ -179,10 +182,12 @@ def test_what_is_not_told_is_told_in_no_answer(hall: pathlib.Path, job: str, pri
     answers = [ask(stranger, wire.StatusRequest(ended=ended), PATIENCE_S) for ended in (None, 0)]
 
     assert "secret" not in repr(answers)
-    for answer in answers:
-        assert isinstance(answer, wire.StatusReply)
-        if private:
-            assert (answer.jobs, answer.more) == ((), 0)
+    whole, counted = answers
+    assert isinstance(whole, wire.StatusReply)
+    assert isinstance(counted, wire.StatusReply)
+    if private:  # of other tests there may be jobs that are the stranger's own
+        assert {status.owner for status in whole.jobs} <= {ANYONE}
+        assert len(counted.jobs) + counted.more == len(whole.jobs)
     seen = tried(stranger, wire.StatusRequest(job=job))
     assert seen == (UNKNOWN.format(job) if private else "")
 
@@ -204,3 +209,28 @@ def test_an_agent_of_one_job_may_with_the_owner_s_other_jobs_what_the_owner_may(
 
     assert ask(hall, wire.StatusRequest(job=theirs.job), PATIENCE_S) == before
     ask(hall, wire.CancelRequest(job=theirs.job, reason="the test is over"), PATIENCE_S)
+
+
+def test_refusals_are_written_down_with_user_request_and_job(tmp_path: pathlib.Path) -> None:
+    controller = Controller(tmp_path / "state", {**QUICK, "TMOVER_CONTROLLER_USERS": ANYONE})
+    controller.start()
+    try:
+        hall = controller.state
+        ask(hall, wire.SubmitRequest(nnodes=1, nproc=1, owner=OWNER), PATIENCE_S)
+        stranger = place(hall, Role.ANYONE)
+        tried(stranger, wire.CancelRequest(job="1", reason="envy"))
+        said(stranger, joined("1"))
+        shutil.copytree(stranger, tmp_path / "forged")
+        (tmp_path / "forged" / "keys" / "client.key").unlink()
+        keys.read_or_make(tmp_path / "forged" / "keys" / "client.key")
+        with pytest.raises(ConfigError, match="does not accept the key"):
+            ask(tmp_path / "forged", wire.StatusRequest(), PATIENCE_S)
+    finally:
+        controller.stop()
+
+    found = audit.read(hall / audit.FILE)
+    uid, why = pwd.getpwnam(ANYONE).pw_uid, UNKNOWN.format("1")
+    assert [(f.user, f.uid, f.what, f.job, f.reason) for f in found[:2]] == [
+        (ANYONE, uid, "CancelRequest", "1", why), (ANYONE, uid, "Joined", "1", why),
+    ]  # fmt: skip
+    assert {(f.user, f.what) for f in found[2:]} == {("?", "connection")}

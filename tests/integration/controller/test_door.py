@@ -15,6 +15,7 @@ import zmq
 
 from support.munged import NEEDS_MUNGED, munged
 from tmover import wire
+from tmover.controller.audit import Audit
 from tmover.controller.door import Allowance, Door, Porter
 from tmover.controller.introduction import payload
 from tmover.controller.keyring import Keyring
@@ -159,7 +160,7 @@ def at_the_door(
     peers: list[zmq.Socket[bytes]] = []
 
     async def serve() -> T:
-        door = Door("tcp://127.0.0.1:0", server=SERVER, porter=desk.porter)
+        door = Door("tcp://127.0.0.1:0", server=SERVER, porter=desk.porter, audit=Audit())
 
         def connect(server: bytes | None, own: Keypair) -> zmq.Socket[bytes]:
             peer = context.socket(zmq.DEALER)
