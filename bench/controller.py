@@ -141,6 +141,8 @@ class Bench:
             lambda: (counts := self.counts()).training == agents - spares and counts.warm >= spares,
             "all to train",
             lambda: str(self.counts()),
+            pause=1.0,
+            is_shown=True,
         )
 
     def counts(self) -> Counts:
@@ -184,12 +186,15 @@ class Bench:
         said: Callable[[], str] = str,
         *,
         pause: float = 0.1,
+        is_shown: bool = False,
     ) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
             process = self.process
             if time.monotonic() > deadline or (process is not None and process.poll() is not None):
                 raise SystemExit(f"waited in vain for {what}: {said()}\n{self.why()}")
+            if is_shown:
+                print(f"  {said()}", flush=True)
             time.sleep(pause)
 
     # --- what is measured -------------------------------------------------------------------------
@@ -230,7 +235,11 @@ class Bench:
         began = time.monotonic()
         self.start()
         up_s = time.monotonic() - began
-        self._until(lambda: self.counts().known == agents, "all to be known again")
+        while (known := self.counts().known) < agents:
+            if time.monotonic() - began > PATIENCE_S:
+                raise SystemExit(f"only {known} agents are known again\n{self.why()}")
+            print(f"  {time.monotonic() - began:5.1f} s: {known} known", flush=True)
+            time.sleep(0.5)
         took = time.monotonic() - began
         print(f"restart: up after {up_s:.2f} s, all known after {took:.2f} s", flush=True)
         return took

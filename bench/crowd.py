@@ -40,8 +40,8 @@ from tmover.core.orders import AnyOrder, Assign, Done, Probe, Revoke, Start, Sto
 from tmover.core.progress import Activity, Progress
 
 BEAT_S = 1.0
-RETRY_S = 0.25
-"""An agent that is not known tries so often, as a real one does in the first second."""
+FIRST_RETRY_S, RETRY_S = 0.1, 2.0
+"""An agent that is not known tries again after the first, then after twice that, up to the last."""
 STEP_S = 10.0
 SCHEMA = {"model": "m", "optimizer": "o"}
 _TICK_S = 0.005
@@ -88,6 +88,7 @@ class Agent:
         self.is_silent = False
         """Whether it answers nothing any more, as a node without power."""
         self.launch = 0
+        self.retry_s = FIRST_RETRY_S
         self.rank: int | None = None
         self.epoch, self.step = 0, 7
         self.is_standby = joined.standby
@@ -285,7 +286,8 @@ class Crowd:
         if self._is_beating and not agent.is_silent:
             agent.beat(int((now - self._began) / STEP_S) + 8)
         self._count += 1
-        wait_s = BEAT_S if agent.is_known else RETRY_S
+        agent.retry_s = FIRST_RETRY_S if agent.is_known else min(2 * agent.retry_s, RETRY_S)
+        wait_s = BEAT_S if agent.is_known else agent.retry_s
         heapq.heappush(self._due, (now + wait_s, self._count, fd))
         self._listen(agent)  # sending may have swallowed the edge that a poll would show
 
@@ -308,7 +310,7 @@ class Crowd:
             agent.answered += 1
         elif isinstance(message, wire.WhoAreYou):
             agent.boot = message.boot
-            agent.asked += agent.is_known
+            agent.asked = agent.sent - agent.answered  # over a connection that broke
             agent.is_known = False
             agent.say_all()
         elif isinstance(message, wire.Greeting):

@@ -243,6 +243,8 @@ class Controller:
                 raise Refused(requests.unknown(message.job))
             if isinstance(message, Joined):
                 keys.read_secret(self._state, message.job)  # without it nobody can be greeted
+                if self._desk.ledgers[message.job].job.has_met(message.agent):
+                    return None  # it is told again what it may have missed: nothing is decided
             return self._stamp(message)
         if isinstance(message, wire.SubmitRequest):
             event = self._intake.submitted(message)
@@ -311,13 +313,11 @@ class Controller:
 
     def _join(self, route: bytes, message: Joined, entry: Entry | None) -> None:
         """Greet the agent, then tell it all that it may have missed."""
-        if entry is None:
-            return
         who = Who(message.job, message.agent)
         secret = keys.read_secret(self._state, message.job)
         self._presence.join(who, message.node, route, asyncio.get_running_loop().time())
         self._gate.send(route, self._lending.greeting(message, self._boot, secret))
-        told = self._decide(entry) or []
+        told = (self._decide(entry) or []) if entry is not None else []
         for order in resume(self._desk.ledgers[who.job].job, who.agent):
             if order not in told:
                 self._order(order)
@@ -386,8 +386,6 @@ class Controller:
         logger.debug("sent %s", order)
         if not self._gate.send(seen.route, order):
             self._presence.drop_route(who)
-
-    # --- small things -----------------------------------------------------------------------------
 
     def _note_refusal(self, said: Said, reason: str) -> None:
         what = type(said.message).__name__

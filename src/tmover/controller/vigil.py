@@ -15,6 +15,8 @@ from tmover.core.events import LeaseExpired, Straggling, Stuck
 
 logger = logging.getLogger(__name__)
 
+_UNREAD_LEASES = 5
+"""So many leases at most nobody is missed because there is more to read than can be read."""
 _LOOK_S = 1.0
 """So often at most all ranks are compared: nobody is suspected within seconds."""
 
@@ -59,7 +61,7 @@ class Vigil:
         if stood_s > self._lease_s / 3:
             logger.warning("stood still for %.1f s, all leases begin anew", stood_s)
             self._presence.extend(now)
-        if self._is_behind() and now - self._current < self._lease_s:
+        if self._is_behind() and now - self._current < _UNREAD_LEASES * self._lease_s:
             return  # what an agent has said may wait to be read
         self._current = now
         for who in self._presence.expire(now):

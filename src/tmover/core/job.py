@@ -106,7 +106,7 @@ def decide(job: Job, event: AnyEvent) -> tuple[Job, list[Action]]:
 
 def _hear_of_agent(draft: Draft, event: Joined) -> None:
     job = draft.job
-    if event.agent in job.gone or event.agent in job.agents:
+    if job.has_met(event.agent):
         draft.do(*resume(job, event.agent))
     elif isinstance(job.phase, Ended):
         code, reason = job.phase.code, f"the job has ended: {job.phase.reason}"

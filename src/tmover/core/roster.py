@@ -249,6 +249,10 @@ class Job:
         found = self.agents.get(agent)
         return found is not None and found.exit is None
 
+    def has_met(self, agent: str) -> bool:
+        """Return whether the agent is, or ever was, of the job."""
+        return agent in self.agents or agent in self.gone
+
     def vacant(self) -> tuple[int, ...]:
         """Return the slots that nobody alive holds."""
         return tuple(slot for slot, agent in enumerate(self.slots) if not self.is_alive(agent))
