@@ -37,8 +37,10 @@ class Reception:
         self._table = table
         self._state = state
         self._server = server
-        self.by_munge = _is_by_munge(table, state)
+        self.by_munge, why_not = _is_by_munge(table, state)
         self._files = Users(state, () if self.by_munge else table.users, server)
+        if why_not:
+            logger.info("users are known by files, for MUNGE does not answer: %s", why_not)
         introduced = state / "keys" / keys.INTRODUCED if self.by_munge else None
         self.keyring = Keyring({client: "", **self._files.keys}, introduced, serves=self._serves)
         self.door: Door | None = None
@@ -92,21 +94,21 @@ class Reception:
         return not table.users or user == ROOT or user in (*table.users, *table.operators)
 
 
-def _is_by_munge(table: ControllerConfig, state: pathlib.Path) -> bool:
-    """Return whether MUNGE says who users are. Raises `ConfigError` if it should and cannot."""
+def _is_by_munge(table: ControllerConfig, state: pathlib.Path) -> tuple[bool, str]:
+    """Return whether MUNGE says who users are, and why it does not where it could.
+
+    Raises `ConfigError` if it should and cannot.
+    """
     if table.identity == "files" or os.geteuid() != 0:
-        return False
+        return False, ""
     is_cluster_s = bool(table.users) or (table.state and pathlib.Path(table.state) == state)
     if table.identity == "auto" and not is_cluster_s:
-        return False
+        return False, ""
     why_not = munge.why_not(table.munge_socket)
-    if not why_not:
-        return True
-    if table.identity == "munge":
+    if why_not and table.identity == "munge":
         msg = f"MUNGE does not say who users are (identity in [controller]): {why_not}"
         raise ConfigError(msg)
-    logger.info("users are known by files, for MUNGE does not answer: %s", why_not)
-    return False
+    return not why_not, why_not
 
 
 def _after(gate: str, bind: str) -> str:
