@@ -78,17 +78,7 @@ class Gate:
         self._zap = AsyncioAuthenticator(self._context)
         self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users, self.audit))
         self._zap.start()
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-        self._socket = plain.socket(zmq.ROUTER)
-        self._socket.router_mandatory = 1
-        self._socket.curve_server = 1
-        self._socket.curve_publickey, self._socket.curve_secretkey = server
-        self._socket.zap_domain = _ZAP_DOMAIN
-        self._socket.maxmsgsize = _MAX_INCOMING
-        self._socket.sndhwm = self._socket.rcvhwm = _MAX_QUEUED
-        self._socket.linger = _LINGER_MS
-        self._socket.backlog = _BACKLOG
-        self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = _PING_MS, _DEAD_MS
+        self._socket = _socket(self._context, server)
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
@@ -175,6 +165,22 @@ class Gate:
         self._socket.close()
         self._zap.stop()
         self._context.term()
+
+
+def _socket(context: zmq.asyncio.Context, server: Keypair) -> zmq.Socket[bytes]:
+    """Return a socket that lets in whose key ZAP knows, and takes so much of each and no more."""
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+    made = plain.socket(zmq.ROUTER)
+    made.router_mandatory = 1
+    made.curve_server = 1
+    made.curve_publickey, made.curve_secretkey = server
+    made.zap_domain = _ZAP_DOMAIN
+    made.maxmsgsize = _MAX_INCOMING
+    made.sndhwm = made.rcvhwm = _MAX_QUEUED
+    made.linger = _LINGER_MS
+    made.backlog = _BACKLOG
+    made.heartbeat_ivl, made.heartbeat_timeout = _PING_MS, _DEAD_MS
+    return made
 
 
 def _check(bind: str) -> None:
