@@ -272,6 +272,7 @@ def test_a_controller_that_was_stopped_for_long_ends_before_it_writes(
         return process if process.first == "holds" else None
 
     second = eventually(started)
+    assert second is not None
     assert second.tell("node2") == "did node2"
     first.popen.send_signal(signal.SIGCONT)
 
