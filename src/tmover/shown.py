@@ -129,6 +129,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs of one owner that name the same pool lend each other standbys; "" is none."""
     pool_jobs: tuple[str, ...] = ()
     """Those that share with this one now."""
+    as_of: float | None = None
+    """None if a controller said it; else when one was heard of last: it is what the journal says.
+    """
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from tmover.errors import TmoverError
 
 COMMANDS = (
     "submit", "status", "migrate", "cancel", "wait", "drain", "undrain", "maintenance", "demo",
-    "check-loader", "verify", "run", "controller", "init",
+    "check-loader", "verify", "run", "controller", "init", "journal",
 )  # fmt: skip
 """In the order of `tmover --help`. Each is `command` in `tmover.cli.NAME`, loaded when needed."""
 

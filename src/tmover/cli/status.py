@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,8 @@ from tmover.cli.state import state_option
 from tmover.cli.text import Text, plain
 
 if TYPE_CHECKING:
-    from tmover.wire import JobStatus, MoveStatus, StandbyStatus
+    from tmover.errors import ControllerUnavailable
+    from tmover.wire import JobStatus, MoveStatus, StandbyStatus, StatusReply, StatusRequest
 
 _ENDED = 3
 """So many of the jobs that have ended are shown unless all are asked for."""
@@ -34,6 +37,9 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
 
     Of the jobs that have ended, the last three are shown.
 
+    Without a controller it is what its journal says, if you may read that, and exits with 4; how
+    old that is, is said, and stands in `as_of` of the JSON.
+
     Steps are the last ones applied; HEARD is the time since the node was last heard of. The slot of
     a standby, in brackets, is the one it rehearses or has rehearsed last.
     """
@@ -42,9 +48,14 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
     from tmover import wire
     from tmover.config import load, state_directory
     from tmover.controller.client import ask
+    from tmover.errors import ControllerUnavailable
 
     request = wire.StatusRequest(job=job, ended=None if show_all else _ENDED)
-    answer = ask(state_directory(state), request, load().controller.request_s)
+    directory = state_directory(state)
+    try:
+        answer, is_old = ask(directory, request, load().controller.request_s), False
+    except ControllerUnavailable as error:
+        answer, is_old = _journaled(directory, request, error), True
     if not isinstance(answer, wire.StatusReply):
         return
     if as_json:
@@ -57,6 +68,42 @@ def command(*, job: str | None, show_all: bool, as_json: bool, state: pathlib.Pa
         click.echo(f"\n{plain(answer.scheduler)}")
     if answer.more and not as_json:
         click.echo(f"\n{answer.more} more have ended: `tmover status --all` shows them")
+    if is_old:
+        sys.exit(ControllerUnavailable.exit_code)
+
+
+def _journaled(
+    state: pathlib.Path, request: StatusRequest, error: ControllerUnavailable
+) -> StatusReply:
+    """Return what the journals say, and say that it is that. Raises `error` if there are none."""
+    from tmover.controller.archive import Archive
+
+    if not Archive.is_there(state):
+        raise error
+    reply, wrong = Archive(state).reply(request)
+    for damage in wrong:
+        click.secho(plain(str(damage)), err=True, fg="red")
+    if not reply.jobs:
+        raise error
+    heard = time.time() - max(job.as_of or 0.0 for job in reply.jobs)
+    said = f"{error}. This is what the journal says, {_age(heard)} old"
+    click.secho(plain(said), err=True, fg="yellow")
+    return reply
+
+
+def _age(seconds: float) -> str:
+    """Return a time in one unit.
+
+    >>> _age(59), _age(3600), _age(200000)
+    ('59 s', '60 min', '2 days')
+    """
+    if seconds < 120:
+        return f"{max(0, seconds):.0f} s"
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds < 2 * 3600
+        else (f"{seconds / 3600:.0f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days")
+    )
 
 
 def render(status: JobStatus) -> str:
@@ -66,7 +113,7 @@ def render(status: JobStatus) -> str:
         f"JOB {status.job}  {status.phase}{end}  step {_step(status.step)}  epoch {status.epoch}  "
         f"ranks {status.world_size}  owner {status.owner}"
     )
-    lines = [head, "", *_table(_rows(status))]
+    lines = [head, *_as_of(status), "", *_table(_rows(status))]
     if status.move is not None:
         move = status.move
         lines += ["", f"move: {move.phase}{_move(move)}"]
@@ -90,6 +137,13 @@ def render(status: JobStatus) -> str:
     if status.notes:
         lines += ["", *(f"  {note}" for note in status.notes)]
     return "\n".join(map(plain, lines))
+
+
+def _as_of(status: JobStatus) -> Iterator[str]:
+    """Yield when this was so, if no controller has said it."""
+    if status.as_of is not None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.as_of))
+        yield f"as of {at}, by the journal"
 
 
 def _source(status: JobStatus) -> str:

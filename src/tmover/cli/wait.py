@@ -26,6 +26,7 @@ TIMED_OUT = 124
 _POLL_S = 1.0
 _ASK_S = 5.0
 _LOOK_S = 0.1
+_READ_S = 10.0
 _GOODBYE_S = 5.0
 """How much longer than an agent an srun may take to end after its job."""
 
@@ -64,7 +65,8 @@ def command(
     a standby's script it ends with 0 as soon as the job is not on this node.
 
     An srun that was not told of a lost node waits for it: start it in the background, and then
-    `exec tmover wait --srun $!`. As long as that runs, the controller may be away for any time.
+    `exec tmover wait --srun $!`. As long as that runs, the controller may be away for any time. A
+    job that ended before its controller did is known by the journal.
 
     Exit codes: the job's; 2 the job is not known, 4 no controller answers, 124 the time is over.
     """
@@ -144,9 +146,11 @@ class Lookout:
         self._patience_s = patience_s
         self._heard_at = time.monotonic()
         self._known_by = self._heard_at + unknown_s
+        self._read_at = 0.0
+        """When the journal may be read again, while no controller answers."""
 
     def look(self) -> JobStatus | None:
-        """Return the status, or None while no controller answers.
+        """Return the status, or None while no controller answers and the job has not ended.
 
         Raises `ControllerUnavailable` once patience is over, `ConfigError` if there is no such job.
         """
@@ -157,6 +161,9 @@ class Lookout:
         try:
             answer = ask(self._state, StatusRequest(job=self._job), _ASK_S)
         except ControllerUnavailable:
+            ended = self._journaled()
+            if ended is not None:
+                return ended
             if time.monotonic() - self._heard_at > self._patience_s:
                 raise
             return None
@@ -171,6 +178,22 @@ class Lookout:
         status = _only(answer.jobs)
         self._job = status.job
         return status
+
+    def _journaled(self) -> JobStatus | None:
+        """Return the status of a job that has ended before its controller did, by the journal."""
+        from tmover.controller.archive import Archive
+        from tmover.wire import StatusRequest
+
+        now = time.monotonic()
+        if now < self._read_at or not Archive.is_there(self._state):
+            return None
+        self._read_at = now + _READ_S
+        archive = Archive(self._state)
+        if self._job is not None:
+            return archive.ended(self._job)
+        (jobs, _) = archive.reply(StatusRequest())
+        [only, *more] = jobs.jobs or (None,)
+        return None if more or only is None or only.code is None else only
 
 
 def _only(jobs: tuple[JobStatus, ...]) -> JobStatus:

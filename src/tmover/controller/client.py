@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import pathlib
+import socket
 import struct
 import time
 from types import TracebackType
@@ -30,12 +31,15 @@ from tmover.errors import (
     Refused,
 )
 from tmover.owner import is_anothers, user_name
+from tmover.process import identify
 
 ADDRESS_FILE = "controller.json"
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes; a plan of a hundred thousand ranks takes less."""
 _PING_MS, _DEAD_MS = 1000, 5000
 _RETRY_MS, _RETRY_MAX_MS = 50, 1000
+_GONE_S = 2.0
+"""For so long a controller whose process has ended may be started again."""
 
 Answer = Union[wire.StatusReply, wire.Accepted]
 
@@ -212,6 +216,17 @@ class Channel:
             return f"the controller at {self.address} is there but does not answer"
         return f"no controller answers at {self.address}: {state.value}"
 
+    def explain_end(self) -> str | None:
+        """Return one line on a controller of this machine whose process has ended, else None."""
+        try:
+            known = read_address(self._state)
+        except (ControllerUnavailable, ConfigError):
+            return None
+        if known.host != socket.gethostname() or identify(known.pid) is not None:
+            return None
+        ended = f"its process {known.pid} has ended"
+        return f"no controller answers at {self.address}: {ended}; {_how_to_start(self._state)}"
+
     def wait(self, flags: int, timeout_s: float) -> bool:
         """Wait until the socket is ready for `flags`, the connection changes, or time is over."""
         poller = zmq.Poller()
@@ -356,8 +371,8 @@ class Client:
 
     def _until(self, flags: int, deadline: float, breaks: int | None = None) -> None:
         """Wait for the socket; with `breaks`, no longer than the connection holds."""
-        channel = self._channel
-        while not channel.wait(flags, deadline - time.monotonic()):
+        channel, began = self._channel, time.monotonic()
+        while not channel.wait(flags, min(deadline - time.monotonic(), _GONE_S)):
             if channel.look() in _WRONG_KEYS:
                 raise ConfigError(channel.explain())
             if breaks is not None and channel.breaks > breaks and not channel.wait(flags, 0.0):
@@ -365,6 +380,9 @@ class Client:
                 raise ControllerUnavailable(msg)
             if time.monotonic() >= deadline:
                 raise ControllerUnavailable(channel.explain())
+            is_long = time.monotonic() - began > _GONE_S
+            if is_long and channel.look() is Connection.ABSENT and (gone := channel.explain_end()):
+                raise ControllerUnavailable(gone)
 
 
 def connect(state: pathlib.Path) -> Client:

@@ -92,14 +92,69 @@ class Ledger:
         return ledger
 
 
-class Desk:
+class Ledgers:
+    """Jobs, as entries of their journals make them."""
+
+    def __init__(self, decide: Decide = decide) -> None:
+        self._decide = decide
+        self.ledgers: dict[str, Ledger] = {}
+
+    def take_in(self, entry: Kept) -> list[Action] | None:
+        """Apply an entry of the journal; return what is to be done, as far as `decide` said.
+
+        None if it could say nothing: then the job stays as it was, here and after a restart. Raises
+        `JournalError` if it is a snapshot that cannot be read.
+        """
+        if isinstance(entry, Snapshot):
+            self.ledgers[entry.job] = Ledger.restored(entry)
+            return []
+        ledger = self.ledgers.get(entry.job)
+        if isinstance(entry, Submitted) and ledger is None:
+            ledger = self.ledgers[entry.job] = Ledger(Job(name=entry.job))
+            ledger.since = entry.at
+        if ledger is None:
+            return []
+        actions = self._apply(ledger, entry)
+        ledger.at = entry.at
+        if ledger.is_over:
+            ledger.job = remains(ledger.job)
+        return actions
+
+    def _apply(self, ledger: Ledger, entry: Entry) -> list[Action] | None:
+        if isinstance(entry, Settled):
+            if entry.effect in ledger.effects:
+                ledger.effects.remove(entry.effect)
+                if entry.note:
+                    ledger.note(entry.note, entry.at)
+            return []
+        if _ends_order(entry, ledger.job.ordered.epoch):  # what has not come is ordered anew
+            ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
+        try:
+            ledger.job, actions = self._decide(ledger.job, entry)
+        except Exception:  # one job's trouble is not the others'
+            logger.exception("job %s stays as it was after %s", entry.job, entry)
+            what = type(entry).__name__
+            ledger.note(f"an error of the controller: {what} is not acted on, see its log", entry.at)
+            return None
+        self._account(ledger, actions, entry.at)
+        return actions
+
+    @staticmethod
+    def _account(ledger: Ledger, actions: Iterable[Action], at: float) -> None:
+        for action in actions:
+            if isinstance(action, (EndNode, OrderNode, ReleaseNode, ReassignNode, EndJob)):
+                ledger.effects.append(action)
+            elif isinstance(action, Note):
+                ledger.note(action.text, at)
+
+
+class Desk(Ledgers):
     """All jobs of this controller."""
 
     def __init__(self, journal: Journal, decide: Decide = decide) -> None:
         """Take over what is in the journal. Raises `JournalError`."""
+        super().__init__(decide)
         self._journal = journal
-        self._decide = decide
-        self.ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, None] = {}
         """Jobs whose journal may have become too long."""
         self._put_off: dict[str, int] = {}
@@ -149,6 +204,11 @@ class Desk:
         """Return whether the scheduler has not taken all orders of a job yet."""
         return any(isinstance(effect, OrderNode) for effect in self.ledgers[job].effects)
 
+    def take_in(self, entry: Kept) -> list[Action] | None:
+        """As `Ledgers.take_in` does; and look at the job's journal when there is time."""
+        self._changed[entry.job] = None
+        return super().take_in(entry)
+
     def write(self, entries: Sequence[Entry]) -> set[str]:
         """Have the entries on disk; return the jobs whose journal could not be written."""
         by_job: dict[str, list[Entry]] = {}
@@ -164,49 +224,6 @@ class Desk:
             return False
         return True
 
-    def take_in(self, entry: Kept) -> list[Action] | None:
-        """Apply an entry of the journal; return what is to be done, as far as `decide` said.
-
-        None if it could say nothing: then the job stays as it was, here and after a restart. Raises
-        `JournalError` if it is a snapshot that cannot be read.
-        """
-        if isinstance(entry, Snapshot):
-            self.ledgers[entry.job] = Ledger.restored(entry)
-            return []
-        ledger = self.ledgers.get(entry.job)
-        if isinstance(entry, Submitted) and ledger is None:
-            ledger = self.ledgers[entry.job] = Ledger(Job(name=entry.job))
-            ledger.since = entry.at
-        if ledger is None:
-            return []
-        self._changed[entry.job] = None
-        actions = self._apply(ledger, entry)
-        ledger.at = entry.at
-        if ledger.is_over:
-            ledger.job = remains(ledger.job)
-        return actions
-
-    def _apply(self, ledger: Ledger, entry: Entry) -> list[Action] | None:
-        if isinstance(entry, Settled):
-            if entry.effect in ledger.effects:
-                ledger.effects.remove(entry.effect)
-                if entry.note:
-                    ledger.note(entry.note, entry.at)
-            return []
-        if _ends_order(entry, ledger.job.ordered.epoch):  # what has not come is ordered anew
-            ledger.effects = [e for e in ledger.effects if not isinstance(e, OrderNode)]
-        try:
-            ledger.job, actions = self._decide(ledger.job, entry)
-        except Exception:  # one job's trouble is not the others'
-            logger.exception("job %s stays as it was after %s", entry.job, entry)
-            what = type(entry).__name__
-            ledger.note(
-                f"an error of the controller: {what} is not acted on, see its log", entry.at
-            )
-            return None
-        self._account(ledger, actions, entry.at)
-        return actions
-
     def tidy(self) -> None:
         """Have a snapshot take the place of the journal of one job, if that is too long.
 
@@ -219,7 +236,10 @@ class Desk:
                 return
 
     def _is_due(self, job: str) -> bool:
-        ledger, grown = self.ledgers[job], self._journal.grown(job)
+        ledger = self.ledgers.get(job)
+        if ledger is None:
+            return False
+        grown = self._journal.grown(job)
         if grown < self._put_off.get(job, 0):
             return False
         if ledger.is_over and grown > _ENDED_LINES:
@@ -243,14 +263,6 @@ class Desk:
         else:
             self._put_off.pop(job, None)
             logger.info("replaced the journal of job %s by a snapshot", job, extra={"job_id": job})
-
-    @staticmethod
-    def _account(ledger: Ledger, actions: Iterable[Action], at: float) -> None:
-        for action in actions:
-            if isinstance(action, (EndNode, OrderNode, ReleaseNode, ReassignNode, EndJob)):
-                ledger.effects.append(action)
-            elif isinstance(action, Note):
-                ledger.note(action.text, at)
 
 
 def _ends_order(entry: Entry, epoch: int) -> bool:

@@ -23,7 +23,7 @@ from tmover.controller.disk import (
     write_all,
     write_new,
 )
-from tmover.controller.lines import MAX_LINE, Entry, Reader, Snapshot, write
+from tmover.controller.lines import MAX_LINE, OLDER, Entry, Reader, Snapshot, write
 from tmover.errors import JournalError
 
 
@@ -185,7 +185,7 @@ class JobFile:
 
     def _keep(self) -> None:
         """Give the file a second name, as the older generation, where names can be given."""
-        kept, spare = (self._path.with_name(self._path.name + end) for end in (".1", ".old"))
+        kept, spare = (self._path.with_name(self._path.name + end) for end in (OLDER, ".old"))
         try:
             self._disk.unlink(spare)
             self._disk.link(self._path, spare)

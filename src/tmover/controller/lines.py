@@ -19,6 +19,8 @@ from tmover.core.events import AnyEvent, Record
 from tmover.core.orders import Errand
 from tmover.errors import JournalError, Refused
 
+OLDER = ".1"
+"""How the name of a job's file ends that a snapshot has taken the place of."""
 MAX_LINE = 256 * 2**20
 """Bytes. The state of a job of 100,000 ranks takes less; what is longer is no line."""
 
@@ -186,6 +188,9 @@ def _unreadable(path: pathlib.Path, error: OSError) -> JournalError:
 def damage(path: pathlib.Path, place: int, job: str, reason: str) -> JournalError:
     """Return the error that names the damaged line, and the way out."""
     file = shlex.quote(str(path))
+    if path.name.endswith(OLDER):
+        text = f"{path}, line {place} is damaged: {reason}. No controller reads it: rm {file}"
+        return JournalError(text)
     return JournalError(
         f"{path}, line {place} is damaged: {reason}. Put a good copy of the file in its place, or "
         f"give job {job} up (its ranks train on, unprotected): mv {file} {file}.damaged"

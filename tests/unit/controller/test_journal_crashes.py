@@ -169,7 +169,7 @@ def syncs(tmp_path: pathlib.Path, name: str) -> Iterator[int]:
     class Listed(FaultyDisk):
         def sync(self, fd: int) -> None:
             super().sync(fd)
-            if pathlib.Path(f"/proc/self/fd/{fd}").readlink().name.endswith(name):
+            if pathlib.Path(f"/proc/self/fd/{fd}").readlink().name == name:
                 found.append(self.calls)
 
     found: list[int] = []
