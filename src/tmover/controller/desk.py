@@ -134,7 +134,9 @@ class Ledgers:
         except Exception:  # one job's trouble is not the others'
             logger.exception("job %s stays as it was after %s", entry.job, entry)
             what = type(entry).__name__
-            ledger.note(f"an error of the controller: {what} is not acted on, see its log", entry.at)
+            ledger.note(
+                f"an error of the controller: {what} is not acted on, see its log", entry.at
+            )
             return None
         self._account(ledger, actions, entry.at)
         return actions
