@@ -67,6 +67,7 @@ def test_a_move_whose_controller_is_killed_before_the_boundary_is_made_when_one_
         doomed.move(training.job, leaver)
     _see_it_die_and_return(doomed)
     training.until(lambda status: status.phase == "armed")
+    training.until_traced("armed", KIND.nodes + 1)  # tiny steps: all must hear it before they end
     training.open_gate()
     outcome = training.finish()
 

@@ -130,7 +130,8 @@ def _agents(theirs: Theirs) -> list[str]:
 def _attacks(theirs: Theirs) -> dict[str, dict[str, object]]:
     """Return what is tried, by kind, with what a second user can find out and more."""
     server, _ = keys.make(theirs.state)
-    tmp = [p for p in pathlib.Path("/tmp").iterdir() if p.owner() == FIRST]  # noqa: S108
+    uid = pwd.getpwnam(FIRST).pw_uid
+    tmp = [p for p in pathlib.Path("/tmp").iterdir() if p.lstat().st_uid == uid]  # noqa: S108
     tree = [theirs.state, *theirs.state.rglob("*")]
     return {
         "files": {"paths": [str(path) for path in (*tree, *tmp)]},

@@ -297,6 +297,7 @@ class Runtime:
     def _on_arm(self, epoch: int) -> None:
         if self.prepare is not None and self.prepare.plan.epoch == epoch:
             self.standing.arm(epoch)
+            self.trace.write("armed", epoch=epoch)
 
     def _on_abort(self, epoch: int) -> None:
         if not self.standing.abort(epoch):
