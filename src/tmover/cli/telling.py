@@ -59,7 +59,7 @@ def told(entry: Kept) -> tuple[str, str]:
     sentence = _SENTENCES.get(kind)
     if sentence is None:
         return kind, " ".join(f"{n}={v}" for n, v in fields.items() if n not in _OWN)
-    return kind, sentence.format_map(fields).strip()
+    return kind, sentence.format_map(fields).strip(" ")
 
 
 _OWN = ("type", "job", "at")
@@ -73,5 +73,5 @@ def owed(effect: msgspec.Struct) -> str:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

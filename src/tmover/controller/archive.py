@@ -5,6 +5,7 @@ It takes no lock and changes no file. A last line without its end may be one tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import time
@@ -69,24 +70,29 @@ class Archive:
 
     def lines(self, job: str) -> Iterator[Line]:
         """Yield all lines that are kept of a job, the oldest first. Raises `JournalError`."""
-        *older, present = self.generations(job)
-        there = present.lines()
-        first = next(there, None)
-        for reader in older:
-            for line in reader.lines():
-                if first is None or line.number >= first.number:
-                    reader.close()
-                    break
-                yield line
-        if first is not None:
-            yield first
-        yield from there
+        with contextlib.ExitStack() as stack:
+            *older, present = readers = self.generations(job)
+            for reader in readers:
+                stack.callback(reader.close)
+            there = present.lines()
+            first = next(there, None)
+            for reader in older:
+                for line in reader.lines():
+                    if first is None or line.number >= first.number:
+                        break
+                    yield line
+            if first is not None:
+                yield first
+            yield from there
 
     def verify(self, job: str) -> list[Reader]:
         """Read all of a job, and make it of its lines. Raises `JournalError` if it is damaged."""
         readers = self.generations(job)
-        for reader in readers:
-            self._fed(reader.lines(), reader.path)
+        with contextlib.ExitStack() as stack:
+            for reader in readers:
+                stack.callback(reader.close)
+            for reader in readers:
+                self._fed(reader.lines(), reader.path)
         return readers
 
     def ledger(self, job: str, until: int | None = None) -> tuple[Ledger | None, int]:
