@@ -2,11 +2,11 @@
 
     python bench/controller.py --agents 8192 --jobs 32
 
-A real `tmover controller` process, and agents in a few other processes, each with a CURVE connection
-of its own, that beat once a second. Measured are the controller's processor time and memory while
-all train; how long it takes from the word of a loss until the last survivor has its `Revoke`; and
-how long until all agents are known again after the controller was killed and started anew. Agents
-and controller share this machine's cores: what the agents use of them is printed, too.
+A real `tmover controller` process, and agents in a few other processes, each with a CURVE
+connection of its own, that beat once a second. Measured are the controller's processor time and
+memory while all train; how long it takes from the word of a loss until the last survivor has its
+`Revoke`; and how long until all agents are known again after the controller was killed and started
+anew. Agents and controller share this machine's cores: what the agents use of them is printed, too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
 import psutil
 
-from crowd import Counts, Sample, chunks, work
+from agent import Sample
+from crowd import Counts, chunks, work
 from tmover import wire
 from tmover.controller.client import ADDRESS_FILE, ask
 
@@ -159,7 +160,7 @@ class Bench:
         lead = self._where[job]
         lead.send(("fail", job, kind))
         if not lead.poll(PATIENCE_S):
-            raise SystemExit(f"a failure of job {job} did not end\n{self.why()}")
+            self.give_up(f"a failure of job {job} did not end")
         sample = lead.recv()
         assert isinstance(sample, Sample)
         return sample
@@ -167,7 +168,7 @@ class Bench:
     def crowd_seconds(self) -> float:
         """Return the processor time of all agents so far."""
         times = [psutil.Process(process.pid).cpu_times() for process in self._processes]
-        return sum(each.user + each.system for each in times)
+        return sum((each.user + each.system for each in times), 0.0)
 
     def disperse(self) -> None:
         for lead in self._leads:
@@ -176,8 +177,9 @@ class Bench:
         for process in self._processes:
             process.join(20)
 
-    def why(self) -> str:
-        return "\n".join(self.log.read_text().splitlines()[-15:])
+    def give_up(self, why: str) -> NoReturn:
+        """End with what the controller has logged last."""
+        raise SystemExit("\n".join([why, *self.log.read_text().splitlines()[-15:]]))
 
     def _until(
         self,
@@ -192,7 +194,7 @@ class Bench:
         while not is_so():
             process = self.process
             if time.monotonic() > deadline or (process is not None and process.poll() is not None):
-                raise SystemExit(f"waited in vain for {what}: {said()}\n{self.why()}")
+                self.give_up(f"waited in vain for {what}: {said()}")
             if is_shown:
                 print(f"  {said()}", flush=True)
             time.sleep(pause)
@@ -217,7 +219,7 @@ class Bench:
 
     def settle(self) -> int:
         """Have all agents fall silent; return how many heartbeats got no answer, if any."""
-        self.tell("beat", False)
+        self.tell("fall_silent")
         deadline = time.monotonic() + 20
         while (lost := self._unanswered()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -231,13 +233,13 @@ class Bench:
         """Kill the controller, start it; return how long it takes until it knows all agents."""
         self.tell("outage")
         self.kill()
-        self.tell("beat", True)
+        self.tell("beat")
         began = time.monotonic()
         self.start()
         up_s = time.monotonic() - began
         while (known := self.counts().known) < agents:
             if time.monotonic() - began > PATIENCE_S:
-                raise SystemExit(f"only {known} agents are known again\n{self.why()}")
+                self.give_up(f"only {known} agents are known again")
             print(f"  {time.monotonic() - began:5.1f} s: {known} known", flush=True)
             time.sleep(0.5)
         took = time.monotonic() - began
@@ -255,7 +257,7 @@ def measure(bench: Bench, args: argparse.Namespace) -> Figures:
     time.sleep(2)
     cores, memory = bench.steady(args.steady)
     lost = bench.settle()
-    bench.tell("beat", True)
+    bench.tell("beat")
     samples = [
         bench.fail(bench.jobs[number % len(bench.jobs)], kind)
         for number in range(args.failures)
@@ -318,7 +320,8 @@ def enough_descriptors(agents: int) -> None:
     needed = DESCRIPTORS * agents + 200
     if hard != resource.RLIM_INFINITY and hard < needed:
         if hard < agents + 200:
-            raise SystemExit(f"{agents} agents take {needed} descriptors: `ulimit -Hn` is {hard}")
+            msg = f"{agents} agents take {needed} descriptors: `ulimit -Hn` is {hard}"
+            raise SystemExit(msg)
         needed = hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 

@@ -18,47 +18,24 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from agent import FIRST_RETRY_S, RETRY_S, Agent, Sample
 from tmover import wire
 from tmover.controller import keys
 from tmover.controller.client import Address, read_address
 from tmover.core.events import (
-    Answered,
     Broken,
     Entered,
-    FromAgent,
     Joined,
-    Launched,
     Left,
-    Looping,
     Passed,
-    Reported,
     Stepped,
     Verified,
-    Warm,
 )
-from tmover.core.orders import AnyOrder, Assign, Done, Probe, Revoke, Start, Stop, Welcome
-from tmover.core.progress import Activity, Progress
+from tmover.core.orders import AnyOrder, Assign, Done, Revoke, Stop
 
 BEAT_S = 1.0
-FIRST_RETRY_S, RETRY_S = 0.1, 2.0
-"""An agent that is not known tries again after the first, then after twice that, up to the last."""
 STEP_S = 10.0
-SCHEMA = {"model": "m", "optimizer": "o"}
 _TICK_S = 0.005
-
-
-@dataclasses.dataclass
-class Sample:
-    """One failure: when what came of it was there, in seconds after it was said."""
-
-    job: str
-    kind: str
-    victim: str
-    began: float
-    survivors: int
-    revoked: list[float] = dataclasses.field(default_factory=list)
-    assigned: list[float] = dataclasses.field(default_factory=list)
-    done: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -74,73 +51,6 @@ class Counts:
     answered: int = 0
     asked: int = 0
     """Heartbeats that were answered with a question."""
-
-
-class Agent:
-    """One agent with one worker."""
-
-    def __init__(self, crowd: Crowd, joined: Joined) -> None:
-        self.joined = joined
-        self.job, self.name = joined.job, joined.agent
-        self.worker = f"{joined.agent}/0"
-        self.boot = ""
-        self.is_known = False
-        self.is_silent = False
-        """Whether it answers nothing any more, as a node without power."""
-        self.launch = 0
-        self.retry_s = FIRST_RETRY_S
-        self.rank: int | None = None
-        self.epoch, self.step = 0, 7
-        self.is_standby = joined.standby
-        self.kept: dict[str, FromAgent] = {}
-        self.sent = self.answered = self.asked = 0
-        self.said: tuple[object, ...] = ()
-        self.words: list[bytes] = []
-        """The last heartbeat, and what it says: the agents are to cost less than the controller."""
-        self.heard = b""
-        """What it is answered, as it was said last."""
-        self.socket = crowd.connect()
-
-    def say(self, message: wire.ToController, *, keep: bool = False) -> bool:
-        if keep:
-            assert not isinstance(message, (wire.Request, wire.Heartbeat, wire.Program))
-            self.kept[type(message).__name__] = message
-        try:
-            self.socket.send_multipart(wire.encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            self.is_known = False
-            return False
-        return True
-
-    def say_all(self) -> bool:
-        return all(self.say(event) for event in [self.joined, *self.kept.values()])
-
-    def beat(self, step: int) -> None:
-        if not self.is_known:  # what it beats before it is greeted may get no answer
-            self.say_all()
-            return
-        progress: tuple[Progress | None, ...] = (None,)
-        if self.rank is not None:
-            progress = (
-                Progress(
-                    rank=self.rank, step=step, activity=Activity.STEP.value, steps=20,
-                    median_s=0.5, own_s=0.3, epoch=self.epoch,
-                    waited={(self.rank + 1) % 8: 0.1, (self.rank + 2) % 8: 0.2},
-                ),
-            )  # fmt: skip
-        said = (self.boot, step, self.rank, self.epoch)
-        if said != self.said:
-            beat = wire.Heartbeat(
-                job=self.job, agent=self.name, boot=self.boot, steps=(step,), phase="step",
-                progress=progress,
-            )  # fmt: skip
-            self.said, self.words = said, wire.encode(beat)
-        try:
-            self.socket.send_multipart(self.words, zmq.DONTWAIT)
-        except zmq.Again:
-            self.is_known = False
-        else:
-            self.sent += 1
 
 
 class Crowd:
@@ -171,7 +81,7 @@ class Crowd:
         """Return a new connection, set as a real agent sets it."""
         sock: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         sock.linger, sock.immediate = 0, 1
-        sock.heartbeat_ivl, sock.heartbeat_timeout = 1000, 5000
+        sock.heartbeat_ivl, sock.heartbeat_timeout = 4000, 5000
         sock.reconnect_ivl, sock.reconnect_ivl_max = 50, 1000
         sock.curve_serverkey = self._keys.server
         sock.curve_publickey, sock.curve_secretkey = self._keys.own
@@ -219,9 +129,12 @@ class Crowd:
             asked=sum(agent.asked for agent in every),
         )
 
-    def do_beat(self, is_beating: bool) -> str:  # noqa: FBT001 - a word of the lead's
-        """Begin to beat, or stop."""
-        self._is_beating = is_beating
+    def do_beat(self) -> str:
+        self._is_beating = True
+        return "so be it"
+
+    def do_fall_silent(self) -> str:
+        self._is_beating = False
         return "so be it"
 
     def do_outage(self) -> str:
@@ -263,7 +176,7 @@ class Crowd:
             job=job, agent=f"{node}-{self._count:08x}", node=node, address="10.0.0.1", nproc=1,
             standby=slot is None, slot=slot,
         )  # fmt: skip
-        agent = Agent(self, joined)
+        agent = Agent(self.connect(), joined)
         known[joined.agent] = agent
         fd = agent.socket.getsockopt(zmq.FD)
         assert isinstance(fd, int)
@@ -324,42 +237,13 @@ class Crowd:
     # --- orders -----------------------------------------------------------------------------------
 
     def _act(self, agent: Agent, order: AnyOrder) -> None:
-        job, worker, now = agent.job, agent.worker, time.monotonic()
-        sample = self._sample if self._sample and self._sample.job == job else None
+        now = time.monotonic()
+        sample = self._sample if self._sample and self._sample.job == agent.job else None
         match order:
-            case Welcome() if order.launch != agent.launch:
-                agent.launch = order.launch
-                agent.kept.clear()
-                ends = ("10.0.0.1:40000",)
-                launched = Launched(job=job, agent=agent.name, launch=order.launch, endpoints=ends)
-                agent.say(launched, keep=True)
-                if order.sandbox:
-                    warm = Warm(job=job, worker=worker, launch=order.launch, schema=SCHEMA)
-                    agent.say(warm, keep=True)
-            case Welcome() if order.sandbox:
-                proof = "" if order.prove else None
-                agent.say(
-                    Warm(
-                        job=job, worker=worker, launch=order.launch, schema=SCHEMA,
-                        cast=order.cast, proof=proof,
-                    ),
-                    keep=True,
-                )  # fmt: skip
-            case Start():
-                agent.epoch, agent.rank = order.plan.epoch, order.plan.rank_of(worker)
-                looping = Looping(job=job, worker=worker, launch=agent.launch, schema=SCHEMA)
-                agent.say(looping, keep=True)
             case Revoke():
                 if sample:
                     sample.revoked.append(now - sample.began)
-                agent.say(
-                    Reported(
-                        job=job, worker=worker, of=order.epoch, epoch=agent.epoch, step=agent.step,
-                        doubt=None,
-                    )
-                )  # fmt: skip
-            case Probe():
-                agent.say(Answered(job=job, agent=agent.name, probe=order.probe))
+                agent.report(order)
             case Assign() if order.plan.epoch > agent.epoch:
                 if sample:
                     sample.assigned.append(now - sample.began)
@@ -369,7 +253,9 @@ class Crowd:
                 self._finish_sample(sample)
             case Stop():
                 self._drop(agent)
-                self._add(job, None)
+                self._add(agent.job, None)
+            case _:
+                agent.act(order)
 
     def _enter(self, agent: Agent, order: Assign) -> None:
         """Stand at the barrier; all pass it together."""

@@ -36,7 +36,8 @@ from tmover.process import identify
 ADDRESS_FILE = "controller.json"
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes; a plan of a hundred thousand ranks takes less."""
-_PING_MS, _DEAD_MS = 1000, 5000
+_PING_MS, _DEAD_MS = 4000, 5000
+"""A ping costs the controller as much as a heartbeat."""
 _RETRY_MS, _RETRY_MAX_MS = 50, 1000
 _GONE_S = 2.0
 """For so long a controller whose process has ended may be started again."""

@@ -20,6 +20,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from tmover import wire
+from tmover.controller import limits
 from tmover.controller.audit import Audit
 from tmover.controller.keyring import STRANGER, Keyring
 from tmover.controller.keys import Keypair
@@ -29,15 +30,19 @@ logger = logging.getLogger(__name__)
 
 _ZAP_DOMAIN = b"tmover"
 _MAX_INCOMING = 16 * 1024 * 1024
-_MAX_QUEUED = 100_000
-"""Messages to or from one peer. A peer that does not read loses its lease long before that."""
+_MAX_UNREAD, _MAX_UNSENT = 100, 1000
+"""Messages from one peer, and to it. What does not fit waits at the peer's, or is sent again when
+the agent has asked; one that does not read loses its lease."""
+_HANDSHAKE_MS = 5000
+"""A connection that has not proven by then whose it is, is closed."""
 _AT_ONCE = 256
 """Messages that are taken in before those that are there are acted on."""
 _BACKLOG = 4096
 """Connections that wait to be let in, after a restart nearly all at once; the kernel may cut it to
 its `net.core.somaxconn`. Those for whom there is no room try again after seconds."""
 _LINGER_MS = 500
-_PING_MS, _DEAD_MS = 1000, 5000
+_PING_MS, _DEAD_MS = 10_000, 10_000
+"""Only to get rid of connections whose other end is gone without a word: leases do the rest."""
 _ADDRESS = re.compile(r"tcp://(?:[^\s:/\[\]\ud800-\udfff]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]{1,5})")
 _MAX_PORT = 65535
 _SUCH_AS = "such as tcp://127.0.0.1:5599"
@@ -148,6 +153,7 @@ class Gate:
         route, *frames = (part.bytes for part in parts)
         key = str(parts[-1].get("User-Id")).encode()
         try:
+            limits.check_length(frames[-1] if frames else b"")
             return Heard(route, wire.decode_event(frames), self._users[key])
         except ProtocolError as error:
             if self.audit.refuse(self._users[key], "message", None, str(error)):
@@ -176,7 +182,8 @@ def _socket(context: zmq.asyncio.Context, server: Keypair) -> zmq.Socket[bytes]:
     made.curve_publickey, made.curve_secretkey = server
     made.zap_domain = _ZAP_DOMAIN
     made.maxmsgsize = _MAX_INCOMING
-    made.sndhwm = made.rcvhwm = _MAX_QUEUED
+    made.rcvhwm, made.sndhwm = _MAX_UNREAD, _MAX_UNSENT
+    made.handshake_ivl = _HANDSHAKE_MS
     made.linger = _LINGER_MS
     made.backlog = _BACKLOG
     made.heartbeat_ivl, made.heartbeat_timeout = _PING_MS, _DEAD_MS

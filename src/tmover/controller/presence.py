@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tmover import wire
-from tmover.core.events import Answered, Exited, FromAgent, Joined, Launched, Left
+from tmover.core.events import Answered, Exited, Joined, Launched, Left
 from tmover.core.progress import Progress
 
 ASK_AGAIN_S = 1.0
@@ -26,9 +26,9 @@ class Who(NamedTuple):
     agent: str
 
 
-def speaker(event: FromAgent) -> Who:
-    """Return the agent that an event comes from."""
-    if isinstance(event, (Joined, Launched, Exited, Left, Answered)):
+def speaker(event: wire.FromNode | wire.Heartbeat) -> Who:
+    """Return the agent that something comes from."""
+    if isinstance(event, (Joined, Launched, Exited, Left, Answered, wire.Heartbeat, wire.Program)):
         return Who(event.job, event.agent)
     return Who(event.job, wire.agent_of(event.worker))
 

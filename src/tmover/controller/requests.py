@@ -32,6 +32,12 @@ def submitted(request: wire.SubmitRequest, job: str) -> Submitted:
             f"1 to {MAX_RANKS} ranks on at most {MAX_NODES} nodes can be looked after"
         )
         raise Refused(msg)
+    if request.slurm is not None and request.slurm.id < 1:
+        msg = f"Slurm has no job {request.slurm.id}"
+        raise Refused(msg)
+    if not (0 < len(request.owner) <= MAX_NAME and request.owner.isprintable()):
+        msg = f"an owner's name has 1 to {MAX_NAME} characters"
+        raise Refused(msg)
     if not fits_pool(request.pool):
         msg = f"pool {request.pool!r}: write a name of up to {MAX_NAME} letters, digits, . _ or -"
         raise Refused(msg)

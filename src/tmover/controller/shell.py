@@ -8,7 +8,6 @@ It is not async: whatever takes time becomes a task, and what comes of it return
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import pathlib
 import time
@@ -20,7 +19,8 @@ from typing_extensions import assert_never
 
 from tmover import wire
 from tmover.config import Config, slurm_job
-from tmover.controller import keys, lines, requests
+from tmover.controller import keys, limits, lines, requests
+from tmover.controller.admission import Admission
 from tmover.controller.desk import Desk
 from tmover.controller.errands import Errands
 from tmover.controller.gate import Gate
@@ -125,6 +125,7 @@ class Controller:
             is_there=lambda who: self._presence.seen(who) is not None,
         )
         self._views.troubles = self._errands.troubles
+        self._admission = Admission(gate, self._rights, self._intake, boot=boot, post=self.post)
         self._vigil = Vigil(
             config.controller.lease_s,
             desk=desk,
@@ -145,7 +146,7 @@ class Controller:
     async def run(self) -> None:
         """Go on where the journal ends; work until cancelled, or until something cannot go on."""
         self._take_up()
-        parts = [self._handle(), self._receive(), self._vigil.run(), self._watch.run()]
+        parts = [self._handle(), self._admission.run(), self._vigil.run(), self._watch.run()]
         if self._allocated is not None:
             parts.append(self._allocated.run())
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -189,23 +190,6 @@ class Controller:
             if self._queue.empty():
                 self._desk.tidy()
 
-    async def _receive(self) -> None:
-        while True:
-            said = Said(*await self._gate.receive())
-            must_vouch = self._rights.must_vouch(said.user, said.message)
-            if isinstance(said.message, wire.SubmitRequest) and must_vouch:
-                then = functools.partial(self._vouched, said)
-                self._intake.vouch(said.user, said.message, then)
-            else:
-                self.post(said)
-
-    def _vouched(self, said: Said, refusal: str) -> None:
-        if refusal:
-            self._note_refusal(said, refusal)
-            self._gate.send(said.route, wire.RefusedReply(text=refusal))
-        else:
-            self.post(said)
-
     # --- one turn ---------------------------------------------------------------------------------
 
     def turn(self, items: Iterable[Item]) -> None:
@@ -239,13 +223,7 @@ class Controller:
         if not isinstance(message, wire.Heartbeat):
             logger.debug("heard %s", message)
         if isinstance(message, Event):
-            if message.job not in self._desk.ledgers:
-                raise Refused(requests.unknown(message.job))
-            if isinstance(message, Joined):
-                keys.read_secret(self._state, message.job)  # without it nobody can be greeted
-                if self._desk.ledgers[message.job].job.has_met(message.agent):
-                    return None  # it is told again what it may have missed: nothing is decided
-            return self._stamp(message)
+            return self._entry_of(limits.bounded(message))
         if isinstance(message, wire.SubmitRequest):
             event = self._intake.submitted(message)
             return None if isinstance(event, str) else self._stamp(event)
@@ -253,6 +231,17 @@ class Controller:
             name = self._rights.meant(item.user, message.job)
             return self._stamp(requests.event(self._views.of(name), message))
         return None
+
+    def _entry_of(self, event: AnyEvent) -> Entry | None:
+        """Return what the journal is to hold of what an agent has said."""
+        ledger = self._desk.ledgers.get(event.job)
+        if ledger is None:
+            raise Refused(requests.unknown(event.job))
+        if isinstance(event, Joined):
+            keys.read_secret(self._state, event.job)  # without it nobody can be greeted
+            if ledger.job.has_met(event.agent):
+                return None  # it is told again what it may have missed: nothing is decided
+        return self._stamp(event)
 
     def _carry_out(self, work: Work, failed: Container[str]) -> None:
         try:
@@ -269,7 +258,7 @@ class Controller:
         """Handle what was said."""
         route, message = said.route, said.message
         if work.refusal:
-            self._note_refusal(said, work.refusal)
+            self._admission.note(said, work.refusal)
             job = message.job if isinstance(message, Record) else None
             is_unknown = job is not None and work.refusal == requests.unknown(job)
             self._gate.send(route, wire.RefusedReply(text=work.refusal, is_unknown=is_unknown))
@@ -297,7 +286,7 @@ class Controller:
             text = requests.unknown(message.job)
             self._gate.send(route, wire.RefusedReply(text=text, is_unknown=True))
         elif self._heard(route, who):
-            self._presence.beat(who, message)
+            self._presence.beat(who, limits.sound(message))
             heard = wire.Heard(job=who.job, agent=who.agent, boot=self._boot)
             self._gate.send(route, heard)
 
@@ -386,12 +375,6 @@ class Controller:
         logger.debug("sent %s", order)
         if not self._gate.send(seen.route, order):
             self._presence.drop_route(who)
-
-    def _note_refusal(self, said: Said, reason: str) -> None:
-        what = type(said.message).__name__
-        job = None if isinstance(said.message, wire.SubmitRequest) else said.message.job
-        if self._gate.audit.refuse(said.user, what, job, reason):
-            logger.warning("refused %s: %s", what, reason)
 
     def _stamp(self, item: Union[AnyEvent, Settled]) -> Entry:
         """Return the entry with the time. The clock may be set back; the journal's never is."""
