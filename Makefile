@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm bench-handoff bench-ablation campaign clean
+.PHONY: help install slurm format lint types unit test test-slurm test-full check demo docs bench bench-comm bench-handoff bench-ablation bench-controller campaign clean
 PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PIN)
 VENV ?= .venv$(if $(filter-out $(PIN),$(TORCH)),-$(TORCH))
@@ -80,6 +80,9 @@ bench-handoff: install ## Measure the hand-off of state beside a raw copy, and w
 
 bench-ablation: install ## Measure what each part of a move is worth, and a joiner's first step
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ablation.py --moves $(or $(MOVES),10)
+
+bench-controller: install ## Measure the controller under 8,192 agents (about 5 minutes; AGENTS=)
+	$(BIN)/python bench/controller.py --agents $(or $(AGENTS),8192)
 
 bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/comm.py

@@ -152,7 +152,7 @@ class Crowd:
         self._sample = Sample(job, kind, victim.name, began, len(seated) - 1)
         victim.rank = None
         if kind == "left":
-            victim.say(Left(job=job, agent=victim.name, code=1, reason="its node is switched off"))
+            victim.say(Left(job=job, agent=victim.name, code=-9, reason="its node is switched off"))
             return
         victim.is_silent = True
         for agent in [one for one in seated if one is not victim][:2]:

@@ -115,6 +115,10 @@ class Rates:
         self._told[route] = now
         return True
 
+    def known(self) -> int:
+        """Return of how many connections something is remembered."""
+        return len(self._routes)
+
     def _clear(self, now: float) -> None:
         self._cleared = now
         self._routes = {r: b for r, b in self._routes.items() if now - b.at < KEPT_S}
