@@ -33,8 +33,9 @@ _MAX_INCOMING = 16 * 1024 * 1024
 _MAX_UNREAD, _MAX_UNSENT = 100, 1000
 """Messages from one peer, and to it. What does not fit waits at the peer's, or is sent again when
 the agent has asked; one that does not read loses its lease."""
-_HANDSHAKE_MS = 5000
-"""A connection that has not proven by then whose it is, is closed."""
+_HANDSHAKE_MS = 30_000
+"""A connection that has not proven by then whose it is, is closed. Thousands that come back at once
+after a restart take turns."""
 _AT_ONCE = 256
 """Messages that are taken in before those that are there are acted on."""
 _BACKLOG = 4096

@@ -15,6 +15,8 @@ from tmover import wire
 from tmover.core.events import Answered, Exited, Joined, Launched, Left
 from tmover.core.progress import Progress
 
+RETURN_S = 60.0
+"""For so long at most agents that have yet to come back are not missed while others do."""
 ASK_AGAIN_S = 1.0
 """An agent is not asked who it is more often than this."""
 
@@ -54,6 +56,9 @@ class Presence:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._agents: dict[Who, Seen] = {}
+        self._returned = -RETURN_S
+        """When an agent of the journal was heard of last for the first time."""
+        self._began = -RETURN_S
         self._asked: dict[Who, float] = {}
 
     def join(self, who: Who, node: str, route: bytes | None, now: float) -> None:
@@ -63,7 +68,11 @@ class Presence:
         spoken = route is not None
         if seen is None:
             self._agents[who] = Seen(node=node, heard=now, route=route, has_spoken=spoken)
+            if not spoken:
+                self._began = self._returned = now
             return
+        if spoken and not seen.has_spoken:
+            self._returned = now
         seen.node, seen.heard, seen.route = node, now, route
         seen.has_spoken = spoken
 
@@ -72,6 +81,8 @@ class Presence:
         seen = self._agents.get(who)
         if seen is None:
             return False
+        if not seen.has_spoken:
+            self._returned = now
         seen.heard, seen.has_spoken = now, True
         return seen.route == route
 
@@ -100,8 +111,17 @@ class Presence:
             self._agents[who].route = None
 
     def expire(self, now: float) -> list[Who]:
-        """Forget the agents whose lease is over, and return those that will be missed."""
-        over = [who for who, seen in self._agents.items() if now - seen.heard > self._lease_s]
+        """Forget the agents whose lease is over, and return those that will be missed.
+
+        As long as others come back to a controller that was restarted, nobody is missed who has yet
+        to: they are many, and take turns.
+        """
+        returning = now - self._returned <= self._lease_s and now - self._began <= RETURN_S
+        over = [
+            who
+            for who, seen in self._agents.items()
+            if now - seen.heard > self._lease_s and (seen.has_spoken or not returning)
+        ]
         missed = [who for who in over if not self._agents[who].is_leaving]
         for who in over:
             del self._agents[who]

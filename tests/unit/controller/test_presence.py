@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tmover import wire
-from tmover.controller.presence import ASK_AGAIN_S, Presence, Who
+from tmover.controller.presence import ASK_AGAIN_S, RETURN_S, Presence, Who
 
 ANN = Who("1", "node1-aa")
 BOB = Who("1", "node2-bb")
@@ -46,6 +46,37 @@ def test_an_agent_of_the_journal_has_a_lease_and_must_join() -> None:
     assert not presence.hear(ANN, b"r", now=1)
     assert presence.expire(5.5) == []
     assert presence.expire(6.1) == [ANN]
+
+
+def test_nobody_of_the_journal_is_missed_while_others_come_back() -> None:
+    presence = Presence(lease_s=5)
+    agents = [Who("2", f"node{number}-aa") for number in range(20)]
+    for agent in [*agents, ANN]:
+        presence.join(agent, "node", None, now=0)
+
+    for at, agent in enumerate(agents, start=3):
+        presence.join(agent, "node", b"r", now=at)
+        for known in agents[: at - 2]:
+            presence.hear(known, b"r", now=at)
+        assert presence.expire(at) == []
+
+    for agent in agents:
+        presence.hear(agent, b"r", now=27)
+    assert presence.expire(27) == []
+    assert presence.expire(27.5) == [ANN]
+
+
+def test_that_some_come_back_for_ever_keeps_nobody_from_being_missed() -> None:
+    presence = Presence(lease_s=5)
+    others = [Who("2", f"node{number}-aa") for number in range(2 * int(RETURN_S))]
+    for agent in [*others, ANN]:
+        presence.join(agent, "node", None, now=0)
+    missed_at = []
+    for at, agent in enumerate(others):
+        presence.hear(agent, b"r", now=at)
+        missed_at += [at for who in presence.expire(at) if who == ANN]
+
+    assert missed_at == [RETURN_S + 1]
 
 
 def test_an_agent_on_another_connection_must_join_again() -> None:
