@@ -327,6 +327,8 @@ def _fork_launches(line: socket.socket, agent: int) -> NoReturn:
                 command = msgspec.convert(told["command"], WorkerCommand)
                 pid = _fork_launch(command, told["env"], opened)
                 line.sendall(json.dumps(("started", pid, 0)).encode() + b"\n")
+    except ConnectionError:
+        os._exit(0)  # whoever had this launched was killed in the middle of a word
     except BaseException:  # noqa: BLE001 - the process ends here
         traceback.print_exc()
     finally:
