@@ -81,7 +81,7 @@ bench-handoff: install ## Measure the hand-off of state beside a raw copy, and w
 bench-ablation: install ## Measure what each part of a move is worth, and a joiner's first step
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ablation.py --moves $(or $(MOVES),10)
 
-bench-controller: install ## Measure the controller under 8,192 agents (about 5 minutes; AGENTS=)
+bench-controller: install ## Measure the controller under 8,192 agents (AGENTS=)
 	$(BIN)/python bench/controller.py --agents $(or $(AGENTS),8192)
 
 bench-comm: install ## Measure the communicator beside gloo (about 15 minutes)

@@ -13,12 +13,13 @@ import os
 import pathlib
 import pwd
 import time
-import zlib
 from collections.abc import Callable
 
 import msgspec
 
+from tmover.controller.allowance import Allowance
 from tmover.controller.keyring import STRANGER
+from tmover.controller.sealed import Sealed, seal, unseal
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +49,11 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Budget:
-    """How many refusals of one user may be written down."""
+    """How many refusals of one user may be written down, and how many were not."""
 
     def __init__(self, now: float) -> None:
-        self.left, self.at, self.omitted = float(_AT_ONCE), now, 0
-
-    def take(self, now: float) -> bool:
-        self.left = min(float(_AT_ONCE), self.left + (now - self.at) / _EVERY_S)
-        self.at = now
-        if self.left < 1:
-            self.omitted += 1
-            return False
-        self.left -= 1
-        return True
-
-
-class _Raw(msgspec.Struct, frozen=True):
-    n: int
-    sum: str
-    entry: msgspec.Raw
+        self.allowance = Allowance(1 / _EVERY_S, _AT_ONCE, now)
+        self.omitted = 0
 
 
 class Audit:
@@ -92,7 +79,8 @@ class Audit:
         self._budgets.move_to_end(user)
         if len(self._budgets) > _USERS:
             self._budgets.popitem(last=False)
-        if not budget.take(now):
+        if not budget.allowance.take(now):
+            budget.omitted += 1
             return False
         more, budget.omitted = budget.omitted, 0
         if more:
@@ -121,7 +109,7 @@ class Audit:
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                     file.write(b"\n")  # what a crash has torn stays a line of its own
             self._n += 1
-            file.write(b'{"n":%d,"sum":"%s","entry":%s}\n' % (self._n, _sum(self._n, body), body))
+            file.write(seal(self._n, body))
         if size >= self._max_bytes:
             path.replace(path.with_name(OLD_FILE))
 
@@ -130,26 +118,22 @@ def read(path: pathlib.Path) -> list[Refusal]:
     """Return what a file of refusals says, without the lines that are damaged."""
     found = []
     for line in path.read_bytes().splitlines():
-        raw = _decode(line)
-        if raw is not None and raw.sum.encode() == _sum(raw.n, bytes(raw.entry)):
-            found.append(msgspec.json.decode(raw.entry, type=Refusal))
+        raw = _unsealed(line)
+        if raw is not None and raw.is_whole:
+            found.append(msgspec.json.decode(raw.body, type=Refusal))
     return found
 
 
-def _decode(line: bytes) -> _Raw | None:
+def _unsealed(line: bytes) -> Sealed | None:
     try:
-        return msgspec.json.decode(line, type=_Raw)
-    except (msgspec.MsgspecError, ValueError):
+        return unseal(line)
+    except (ValueError, RecursionError):
         return None
 
 
 def _last(data: bytes) -> int:
-    numbers = (raw.n for raw in map(_decode, reversed(data.splitlines())) if raw is not None)
+    numbers = (raw.n for raw in map(_unsealed, reversed(data.splitlines())) if raw is not None)
     return next(numbers, 0)
-
-
-def _sum(number: int, body: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(b"%d:%s" % (number, body))
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 import msgspec
@@ -49,12 +49,7 @@ async def serve(
     """
     with contextlib.ExitStack() as stack:
         told = _listen_to_signals(stack)
-        journal = Journal(
-            keys.private_directory(state) / "journal",
-            lines=config.controller.journal_lines,
-            size=int(config.controller.journal_mib * 2**20),
-            claim_s=config.controller.claim_s,
-        )
+        journal = _take_journal(config, state)
         stack.callback(journal.close)
         keys.rotate(state)
         server, client = keys.make(state)
@@ -83,12 +78,14 @@ async def serve(
         logger.info("listening on %s, state in %s", gate.bound, state)
         if on_ready is not None:
             on_ready(address)
-        gone = asyncio.ensure_future(_until_gone(stack, state, config.controller.poll_s))
-        lost = asyncio.ensure_future(_until_superseded(journal, config.controller.claim_s))
-        works: list[asyncio.Future[Any]] = [gone, lost]
+        parts = [
+            controller.run(),
+            _until_gone(stack, state, config.controller.poll_s),
+            _until_superseded(journal, config.controller.claim_s),
+        ]
         if reception.door is not None:
-            works.append(asyncio.ensure_future(reception.door.run()))
-        number = await _run_until(told, controller, *works)
+            parts.append(reception.door.run())
+        number = await _run_until(told, parts)
         logger.info("ended by %s", number.name)
         return INTERRUPTED if number is signal.SIGINT else 0
 
@@ -120,13 +117,21 @@ def _listen_to_signals(stack: contextlib.ExitStack) -> asyncio.Future[signal.Sig
     return told
 
 
+def _take_journal(config: Config, state: pathlib.Path) -> Journal:
+    """Return the journals of a state directory, which are this controller's from now on."""
+    return Journal(
+        keys.private_directory(state) / "journal",
+        lines=config.controller.journal_lines,
+        size=int(config.controller.journal_mib * 2**20),
+        claim_s=config.controller.claim_s,
+    )
+
+
 async def _run_until(
-    told: asyncio.Future[signal.Signals],
-    controller: Controller,
-    *works: asyncio.Future[Any],
+    told: asyncio.Future[signal.Signals], parts: list[Coroutine[Any, Any, None]]
 ) -> signal.Signals:
-    """Run the controller until it is told to end, or it or another part cannot go on."""
-    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(controller.run()), *works]
+    """Run all parts of the controller until it is told to end, or one of them cannot go on."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait([*tasks, told], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

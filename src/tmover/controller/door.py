@@ -22,6 +22,7 @@ from zmq.auth import CURVE_ALLOW_ANY
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from tmover import wire
+from tmover.controller.allowance import Allowance
 from tmover.controller.audit import Audit
 from tmover.controller.introduction import payload
 from tmover.controller.keyring import STRANGER, Keyring
@@ -46,27 +47,6 @@ _OF_A_USER_PER_S, _OF_A_USER_AT_ONCE = 100.0, 16_384.0
 _REFUSED_FOR_S = 5.0
 _NOTES = 4096
 """Of so many keys and users it is known what they did last."""
-
-
-class Allowance:
-    """So many things at once, and then so many per second."""
-
-    def __init__(self, per_s: float, at_once: float, now: float) -> None:
-        self._per_s, self._at_once = per_s, at_once
-        self._left, self._at = at_once, now
-
-    def wait_s(self, now: float) -> float:
-        """Take one; return how long it is until it may be used."""
-        self._left = min(self._at_once, self._left + (now - self._at) * self._per_s) - 1.0
-        self._at = now
-        return max(0.0, -self._left / self._per_s)
-
-    def take(self, now: float) -> bool:
-        """Take one if there is one; return whether there was."""
-        if self.wait_s(now) == 0.0:
-            return True
-        self._left += 1.0
-        return False
 
 
 class Porter:

@@ -85,6 +85,8 @@ class Gate:
         self._zap.configure_curve_callback(_ZAP_DOMAIN.decode(), _OnlyKeys(self._users, self.audit))
         self._zap.start()
         self._socket = _socket(self._context, server)
+        self.bound = ""
+        """What was bound, with the port that was found."""
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
@@ -103,7 +105,6 @@ class Gate:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor(), self._stirred.set)
         self.bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        """What was bound, with the port that was found."""
 
     @property
     def address(self) -> str:
@@ -167,7 +168,7 @@ class Gate:
 
     def close(self) -> None:
         """Close the socket, sending what is queued if that does not take long."""
-        if hasattr(self, "bound"):
+        if self.bound:
             self._loop.remove_reader(self._descriptor())
         self._socket.close()
         self._zap.stop()

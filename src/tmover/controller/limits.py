@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tmover import wire
+from tmover.controller.allowance import Allowance
 from tmover.controller.presence import speaker
 from tmover.core.events import AnyEvent
 from tmover.core.progress import Progress
@@ -70,29 +71,12 @@ def check_length(body: bytes | memoryview) -> None:
         raise ProtocolError(msg)
 
 
-class Bucket:
-    """What is left to somebody to say; it fills with time."""
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._left, self.at = burst, now
-
-    def take(self, now: float) -> bool:
-        """Take one message; return whether one was left."""
-        self._left = min(self._burst, self._left + max(0.0, now - self.at) * self._rate)
-        self.at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 class Rates:
     """Counts what each connection and each user says. Times are the caller's, in seconds."""
 
     def __init__(self) -> None:
-        self._routes: dict[bytes, Bucket] = {}
-        self._users: dict[str, Bucket] = {}
+        self._routes: dict[bytes, Allowance] = {}
+        self._users: dict[str, Allowance] = {}
         self._told: dict[bytes, float] = {}
         self._cleared = 0.0
 
@@ -102,10 +86,10 @@ class Rates:
             self._clear(now)
         own = self._routes.get(route)
         if own is None:
-            own = self._routes[route] = Bucket(RATE, BURST, now)
+            own = self._routes[route] = Allowance(RATE, BURST, now)
         of_user = self._users.get(user)
         if of_user is None:
-            of_user = self._users[user] = Bucket(USER_RATE, USER_BURST, now)
+            of_user = self._users[user] = Allowance(USER_RATE, USER_BURST, now)
         return own.take(now) and of_user.take(now)
 
     def must_tell(self, route: bytes, now: float) -> bool:

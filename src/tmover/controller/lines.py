@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import pathlib
 import shlex
-import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, Union
 
 import msgspec
 
+from tmover.controller.sealed import seal, unseal
 from tmover.core.events import AnyEvent, Record
 from tmover.core.orders import Errand
 from tmover.errors import JournalError, Refused
@@ -62,21 +62,13 @@ class Line(NamedTuple):
     entry: Kept
 
 
-class _Raw(msgspec.Struct, frozen=True):
-    n: int
-    sum: str
-    entry: msgspec.Raw
-
-
 _encode = msgspec.json.Encoder().encode
 _entries: msgspec.json.Decoder[Kept] = msgspec.json.Decoder(Kept)
-_lines = msgspec.json.Decoder(_Raw)
 
 
 def write(number: int, entry: Kept) -> bytes:
     """Return the line that holds the entry."""
-    body = _encode(entry)
-    return b'{"n":%d,"sum":"%s","entry":%s}\n' % (number, _sum(number, body), body)
+    return seal(number, _encode(entry))
 
 
 def check(entry: Entry) -> Entry:
@@ -95,14 +87,13 @@ def read(line: bytes, job: str, after: int | None) -> Line:
     Raises `ValueError` with what is wrong.
     """
     try:
-        raw = _lines.decode(line)
-        body = bytes(raw.entry)
+        raw = unseal(line)
         if after is not None and raw.n != after + 1:
             reason = f"it calls itself line {raw.n}, not {after + 1}"
-        elif raw.sum.encode() != _sum(raw.n, body):
+        elif not raw.is_whole:
             reason = "its sum does not fit its content"
         else:
-            entry = _entries.decode(body)
+            entry = _entries.decode(raw.body)
             reason = _misplaced(raw.n, entry, job, is_first=after is None)
             if not reason:
                 return Line(raw.n, entry)
@@ -120,10 +111,6 @@ def _misplaced(number: int, entry: Kept, job: str, *, is_first: bool) -> str:
     if is_first and number != 1:
         return f"it calls itself line {number}, and those before it are missing"
     return ""
-
-
-def _sum(number: int, body: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(b"%d:%s" % (number, body))
 
 
 class Reader:

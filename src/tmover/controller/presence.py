@@ -17,6 +17,8 @@ from tmover.core.progress import Progress
 
 RETURN_S = 60.0
 """For so long at most agents that have yet to come back are not missed while others do."""
+_EACH_S = 0.001
+"""How long an agent that comes back may keep the next one waiting."""
 ASK_AGAIN_S = 1.0
 """An agent is not asked who it is more often than this."""
 
@@ -114,9 +116,10 @@ class Presence:
         """Forget the agents whose lease is over, and return those that will be missed.
 
         As long as others come back to a controller that was restarted, nobody is missed who has yet
-        to: they are many, and take turns.
+        to: they may be many, and take turns.
         """
-        returning = now - self._returned <= self._lease_s and now - self._began <= RETURN_S
+        pause_s = self._lease_s + _EACH_S * len(self._agents)
+        returning = now - self._returned <= pause_s and now - self._began <= RETURN_S
         over = [
             who
             for who, seen in self._agents.items()

@@ -68,8 +68,6 @@ from tmover.scheduler.interface import Allocations, Scheduler
 logger = logging.getLogger(__name__)
 
 _WRITE_AGAIN_S = 1.0
-_RETURN_S = 0.001
-"""So much longer per agent than a lease all have to come back to a controller that starts again."""
 
 
 class Controller:
@@ -103,18 +101,7 @@ class Controller:
         self._watch = Watch(
             scheduler, poll_s=poll_s, agents_on=self._views.local_agents, post=self.post
         )
-        self._allocated = None if allocations is None else AllocationWatch(
-            allocations,
-            poll_s=poll_s,
-            live=desk.looked_after,
-            agents_on=self._presence.on_node,
-            post=self.post,
-            requeued=self._intake.requeued,
-            is_ordering=desk.is_ordering,
-        )  # fmt: skip
-        if self._allocated is not None and allocations is not None:
-            self._views.allocation = self._allocated.seen
-            self._views.scheduler = allocations.load
+        self._allocated = None if allocations is None else self._watch_allocations(allocations)
         self._lending = Lending(desk, self.post)
         self._errands = Errands(
             scheduler,
@@ -138,6 +125,20 @@ class Controller:
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._timers = Timers(config.deadlines, self.post)
         self._last_at = 0.0
+
+    def _watch_allocations(self, allocations: Allocations) -> AllocationWatch:
+        watch = AllocationWatch(
+            allocations,
+            poll_s=self._config.controller.poll_s,
+            live=self._desk.looked_after,
+            agents_on=self._presence.on_node,
+            post=self.post,
+            requeued=self._intake.requeued,
+            is_ordering=self._desk.is_ordering,
+        )
+        self._views.allocation = watch.seen
+        self._views.scheduler = allocations.load
+        return watch
 
     def post(self, item: Item) -> None:
         """Have `item` handled in its turn."""
@@ -164,8 +165,7 @@ class Controller:
 
     def _take_up(self) -> None:
         """Begin anew what the controller before this one had under way."""
-        agents = sum(len(job.agents) for job in self._desk.jobs())
-        now = asyncio.get_running_loop().time() + _RETURN_S * agents
+        now = asyncio.get_running_loop().time()
         for name, ledger in self._desk.ledgers.items():
             self._errands.pursue(ledger)
             for effect in ledger.effects:

@@ -15,8 +15,9 @@ import zmq
 
 from support.munged import NEEDS_MUNGED, munged
 from tmover import wire
+from tmover.controller.allowance import Allowance
 from tmover.controller.audit import Audit
-from tmover.controller.door import Allowance, Door, Porter
+from tmover.controller.door import Door, Porter
 from tmover.controller.introduction import payload
 from tmover.controller.keyring import Keyring
 from tmover.controller.keys import Keypair
