@@ -7,7 +7,7 @@ import pathlib
 from support.eventually import eventually
 from support.scripted import Agent, Cast, staged
 from tmover import wire
-from tmover.controller import audit
+from tmover.controller import audit, limits
 
 
 def beat(agent: Agent, phase: str = "") -> bool:
@@ -16,10 +16,11 @@ def beat(agent: Agent, phase: str = "") -> bool:
 
 def flood(cast: Cast, agent: Agent) -> None:
     """Have the agent beat as fast as it can until it is asked who it is."""
-    before = len(agent.envelopes)
+    before, said = len(agent.envelopes), 0
     while not any(isinstance(each, wire.WhoAreYou) for each in agent.envelopes[before:]):
         while beat(agent):
-            pass
+            said += 1
+        assert said < 20 * limits.BURST, "it was never asked"
         cast.turn()
 
 
